@@ -1,0 +1,1 @@
+"""The mathematics: pure functions of tensors, arrays and an explicit generator."""

@@ -1,0 +1,3 @@
+"""The version of flightning, the only place where it is written."""
+
+__version__ = "0.1.0"
