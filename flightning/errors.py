@@ -67,7 +67,7 @@ def nearest(name: str, known: Iterable[str], most: int = 3) -> str:
 
     Example:
         >>> nearest("FedProxx", ["FedAvg", "FedProx", "SOLO"])
-        'Did you mean `FedProx`, `FedAvg`?'
+        'Did you mean `FedProx`?'
         >>> nearest("xyz", ["FedAvg", "SOLO"])
         'Known names: `FedAvg`, `SOLO`.'
     """
