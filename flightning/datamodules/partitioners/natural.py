@@ -1,0 +1,213 @@
+"""Partitioners that take the clients from elsewhere: natural ids, another rule, a file, Flower Datasets."""
+
+from __future__ import annotations
+
+import inspect
+from pathlib import Path
+from typing import Any, get_args
+
+import numpy as np
+import numpy.typing as npt
+
+from flightning.datamodules.partitioners.base import Partitioner, require
+from flightning.datamodules.partitioners.files import load_partition, read_partition
+from flightning.datamodules.partitioners.label import Dirichlet
+from flightning.errors import ConfigurationError, PartitionError, nearest
+from flightning.functional.partition import Grouping, long_tail, natural_ids, natural_split
+
+__all__ = ["FlowerPartitioner", "FromFile", "LongTail", "Natural"]
+
+Labels = npt.NDArray[np.int64]
+Parts = list[npt.NDArray[np.int64]]
+
+
+class Natural(Partitioner):
+    """One client for each natural id (writer, user, role), or groups of ids.
+
+    The ids come with the data, so only data modules with a client column can use this rule.
+
+    Args:
+        min_samples: Leave out ids with fewer samples.
+        grouping: With fewer clients than ids: ``group`` random ids into equally many for each client, keep the
+            ``largest`` ids only, or keep ``random`` ones.
+
+    Example:
+        >>> ids = np.array(["ann", "bob", "ann", "cid"])
+        >>> parts = Natural(min_samples=1)(np.zeros(4, dtype=int), num_clients=None, seed=0, ids=ids)
+        >>> [sorted(part.tolist()) for part in parts]
+        [[0, 2], [1], [3]]
+    """
+
+    shown = ("min_samples",)
+
+    def __init__(self, min_samples: int = 1, grouping: Grouping = "group") -> None:
+        require(min_samples >= 1, "min_samples", min_samples, "must be >= 1", "use 1 to keep all ids")
+        names = get_args(Grouping)
+        require(grouping in names, "grouping", grouping, f"must be one of {', '.join(names)}", "use group")
+        self.min_samples = min_samples
+        self.grouping = grouping
+
+    def count_clients(self, ids: npt.NDArray[Any] | None = None) -> int | None:
+        """Number of ids with enough samples."""
+        return None if ids is None else len(natural_ids(ids, self.min_samples)[0])
+
+    def split(self, labels: Labels, num_clients: int, rng: np.random.Generator) -> Parts:
+        """Refuse: there is nothing to split by without ids."""
+        raise PartitionError(
+            "`Natural` needs the natural id of each sample: choose a data set with a client column (`client_column`) "
+            "or another partition."
+        )
+
+    def split_with_ids(
+        self, labels: Labels, num_clients: int, rng: np.random.Generator, ids: npt.NDArray[Any] | None
+    ) -> Parts:
+        """Deal all samples of an id to one client."""
+        if ids is None:
+            return self.split(labels, num_clients, rng)
+        return natural_split(ids, num_clients, rng, min_samples=self.min_samples, grouping=self.grouping)
+
+
+class LongTail(Partitioner):
+    r"""Thin the classes to a long tail, then apply another rule.
+
+    Class :math:`c` keeps :math:`n_{\max} \cdot IF^{-c / (C - 1)}` samples, at least one; the others go to nobody.
+
+    Args:
+        inner: Rule that deals the kept samples; ``None`` is ``Dirichlet()``.
+        imbalance: Imbalance factor :math:`IF` >= 1, the ratio of the largest to the smallest class.
+
+    Example:
+        >>> labels = np.repeat(np.arange(3), 100)
+        >>> parts = LongTail(Dirichlet(alpha=1.0, min_size=1), imbalance=100)(labels, 2, seed=0)
+        >>> np.bincount(labels[np.concatenate(parts)]).tolist()
+        [100, 10, 1]
+        >>> LongTail(imbalance=50)
+        LongTail(inner=Dirichlet(alpha=0.5), imbalance=50)
+    """
+
+    shown = ("inner", "imbalance")
+
+    def __init__(self, inner: Partitioner | None = None, imbalance: float = 10.0) -> None:
+        require(imbalance >= 1, "imbalance", imbalance, "must be >= 1", "use 1 for no long tail")
+        self.inner = Dirichlet() if inner is None else inner
+        self.imbalance = imbalance
+
+    def count_clients(self, ids: npt.NDArray[Any] | None = None) -> int | None:
+        """As the inner rule."""
+        return self.inner.count_clients(ids)
+
+    @property
+    def allows_overlap(self) -> bool:
+        """As the inner rule."""
+        return self.inner.allows_overlap
+
+    def split(self, labels: Labels, num_clients: int, rng: np.random.Generator) -> Parts:
+        """Thin, then deal."""
+        return self.split_with_ids(labels, num_clients, rng, None)
+
+    def split_with_ids(
+        self, labels: Labels, num_clients: int, rng: np.random.Generator, ids: npt.NDArray[Any] | None
+    ) -> Parts:
+        """Thin, then deal, with the ids of the kept samples."""
+        kept = long_tail(labels, rng, imbalance=self.imbalance)
+        if num_clients > len(kept):
+            raise PartitionError(
+                f"`imbalance` = {self.imbalance} keeps {len(kept)} of {len(labels)} samples, fewer than the "
+                f"{num_clients} clients: lower `imbalance` or the number of clients."
+            )
+        kept_ids = None if ids is None else ids[kept]
+        return [kept[part] for part in self.inner.split_with_ids(labels[kept], num_clients, rng, kept_ids)]
+
+
+class FromFile(Partitioner):
+    """A partition that was saved with :func:`save_partition`, so that others train on exactly the same split.
+
+    Args:
+        path: The ``.npz`` file. It is refused when it was made for other labels.
+
+    Example:
+        >>> FromFile("split.npz")
+        FromFile(path='split.npz')
+    """
+
+    shown = ("path",)
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+
+    def count_clients(self, ids: npt.NDArray[Any] | None = None) -> int | None:
+        """Number of clients of the saved partition."""
+        return len(read_partition(Path(self.path)).parts)
+
+    @property
+    def allows_overlap(self) -> bool:
+        """The saved partition is taken as it is."""
+        return True
+
+    def split(self, labels: Labels, num_clients: int, rng: np.random.Generator) -> Parts:
+        """Read the file and check that it was made for these labels."""
+        parts = load_partition(Path(self.path), labels)
+        if len(parts) != num_clients:
+            raise PartitionError(
+                f"`{self.path}` holds {len(parts)} clients, not {num_clients}: set `num_clients` to {len(parts)}."
+            )
+        return parts
+
+
+class FlowerPartitioner(Partitioner):
+    """Any partitioner of the package ``flwr-datasets``, by name.
+
+    The samples are shown to it as a table with the columns ``label`` and, with natural ids, ``client``. The arguments
+    ``num_partitions``, ``partition_by`` and ``seed`` are filled in when they are not given.
+
+    Args:
+        rule: Class of ``flwr_datasets.partitioner``, such as ``PathologicalPartitioner``.
+        options: Its keyword arguments.
+
+    Example:
+        >>> FlowerPartitioner("ExponentialPartitioner")
+        FlowerPartitioner(rule='ExponentialPartitioner')
+    """
+
+    shown = ("rule",)
+
+    def __init__(self, rule: str, options: dict[str, Any] | None = None) -> None:
+        self.rule = rule
+        self.options = options
+
+    def split(self, labels: Labels, num_clients: int, rng: np.random.Generator) -> Parts:
+        """Let Flower deal the row numbers."""
+        return self.split_with_ids(labels, num_clients, rng, None)
+
+    def split_with_ids(
+        self, labels: Labels, num_clients: int, rng: np.random.Generator, ids: npt.NDArray[Any] | None
+    ) -> Parts:
+        """Let Flower deal the row numbers, with the ids as the column ``client``."""
+        flower = self._build(num_clients, int(rng.integers(2**31)))
+        from datasets import Dataset
+
+        table = {"label": labels, "row": np.arange(len(labels))}
+        flower.dataset = Dataset.from_dict(table if ids is None else {**table, "client": ids})
+        return [
+            np.asarray(flower.load_partition(client)["row"], dtype=np.int64)
+            for client in range(int(flower.num_partitions))
+        ]
+
+    def _build(self, num_clients: int, seed: int) -> Any:
+        try:
+            from flwr_datasets import partitioner as rules
+        except ImportError as error:
+            raise ConfigurationError(
+                f"`FlowerPartitioner({self.rule!r})` needs the package `flwr-datasets`, which cannot be imported "
+                f"({error}): run `pip install flwr-datasets`."
+            ) from error
+        names = [name for name in rules.__all__ if "Vertical" not in name and name != "Partitioner"]
+        if self.rule not in names:
+            raise ConfigurationError(
+                f"`{self.rule}` is no partitioner of `flwr_datasets` that deals rows. {nearest(self.rule, names)}"
+            )
+        cls = getattr(rules, self.rule)
+        column = "client" if "NaturalId" in self.rule else "label"
+        defaults = {"num_partitions": num_clients, "partition_by": column, "seed": seed}
+        accepted = inspect.signature(cls).parameters
+        return cls(**{k: v for k, v in defaults.items() if k in accepted} | (self.options or {}))
