@@ -1,0 +1,19 @@
+"""One paper per file: a mixin for any `LightningModule`, and a ready-made class on the built-in classifier."""
+
+from flightning.algorithms.base import FederatedMixin
+from flightning.algorithms.centralized import Centralized, CentralizedMixin
+from flightning.algorithms.fedavg import FedAvg, FedAvgMixin
+from flightning.algorithms.fedprox import FedProx, FedProxMixin
+from flightning.algorithms.solo import SOLO, SOLOMixin
+
+__all__ = [
+    "SOLO",
+    "Centralized",
+    "CentralizedMixin",
+    "FedAvg",
+    "FedAvgMixin",
+    "FedProx",
+    "FedProxMixin",
+    "FederatedMixin",
+    "SOLOMixin",
+]

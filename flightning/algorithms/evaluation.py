@@ -1,0 +1,98 @@
+"""Evaluate the mean client where clients keep weights of their own.
+
+Where some weights are personal (SOLO, FedBN) there is no single model to test. Every evaluation step is then run once
+with each client's weights, so that Lightning's own means become means over clients, and the standard deviation over
+clients is logged beside each of them as ``<name>_std``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+from lightning.pytorch import LightningModule
+from lightning.pytorch.utilities.data import extract_batch_size
+from torch import Tensor
+
+from flightning.algorithms.state import ClientStates
+
+__all__ = ["PersonalEvaluation"]
+
+
+class PersonalEvaluation(LightningModule):
+    """Run evaluation steps for every client with weights of its own."""
+
+    global_weights: dict[str, Tensor]
+    client_states: ClientStates
+    num_clients: int
+
+    if TYPE_CHECKING:  # defined by the federated mixin
+
+        def is_personal(self, name: str) -> bool: ...  # noqa: D102
+        def load_weights(self, weights: Mapping[str, Tensor]) -> None: ...  # noqa: D102
+        def load_global_weights(self) -> None: ...  # noqa: D102
+        def _call_user_step(self, name: str, step: Callable[..., Any], args: tuple[Any, ...]) -> Any: ...
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self._evaluated: int | None = None
+        self._batch_size = 1
+        self._client_sums: dict[str, dict[int, tuple[float, float]]] = {}
+
+    @property
+    def has_personal_weights(self) -> bool:
+        """Whether clients keep weights of their own."""
+        return any(self.is_personal(n) for n in self.global_weights)
+
+    def validation_step(self, *args: Any) -> Any:
+        """Validate the global model, or every client's own."""
+        return self._evaluate("validation_step", super().validation_step, args)
+
+    def test_step(self, *args: Any) -> Any:
+        """Test the global model, or every client's own."""
+        return self._evaluate("test_step", super().test_step, args)
+
+    def on_validation_epoch_end(self) -> None:
+        """Log the spread over clients."""
+        super().on_validation_epoch_end()
+        self._log_spread()
+
+    def on_test_epoch_end(self) -> None:
+        """Log the spread over clients."""
+        super().on_test_epoch_end()
+        self._log_spread()
+
+    def log(self, name: str, value: Any, *args: Any, **kwargs: Any) -> None:
+        """Log as Lightning does, and remember which client the value belongs to."""
+        super().log(name, value, *args, **kwargs)
+        if self._evaluated is not None and isinstance(value, Tensor | float | int):
+            size = kwargs.get("batch_size") or self._batch_size
+            total, count = self._client_sums.setdefault(name, {}).get(self._evaluated, (0.0, 0.0))
+            self._client_sums[name][self._evaluated] = total + float(value) * size, count + size
+
+    def client_models(self) -> Iterator[int]:
+        """Put the weights of one client after the other into the module, the global ones at the end."""
+        for client in range(self.num_clients):
+            kept = self.client_states.load(client, self.device).get("weights", {})
+            self.load_weights({**self.global_weights, **kept})
+            yield client
+        self.load_global_weights()
+
+    def _evaluate(self, name: str, step: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+        call = self._call_user_step
+        if not self.has_personal_weights:
+            return call(name, step, args)
+        self._batch_size = extract_batch_size(args[0])
+        output = None
+        for client in self.client_models():
+            self._evaluated = client
+            output = call(name, step, args)
+        self._evaluated = None
+        return output
+
+    def _log_spread(self) -> None:
+        sums, self._client_sums = self._client_sums, {}
+        for name, clients in sums.items():
+            means = torch.tensor([total / count for total, count in clients.values()], dtype=torch.float64)
+            super().log(f"{name}_std", means.std(correction=0).float())

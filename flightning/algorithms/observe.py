@@ -1,0 +1,131 @@
+"""Look at the layers of the running forward pass, and run the same batch through frozen weights."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
+
+from flightning.functional.layers import truncated_forward
+
+__all__ = ["LayerTaps", "frozen_forward"]
+
+
+class LayerTaps:
+    """Keep the last input and output of chosen layers while a local step runs.
+
+    Args:
+        module: Root of the names.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        self._module = module
+        self._handles: dict[str, RemovableHandle] = {}
+        self._seen: dict[str, tuple[tuple[Any, ...], dict[str, Any], Any]] = {}
+        self._open = False
+
+    def watch(self, name: str) -> None:
+        """Watch the layer of this name (``""`` is the module itself)."""
+        if name in self._handles:
+            return
+
+        def keep(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+            if self._open:
+                self._seen[name] = args, kwargs, output
+
+        layer = self._module.get_submodule(name)
+        self._handles[name] = layer.register_forward_hook(keep, with_kwargs=True)
+
+    @contextmanager
+    def listening(self) -> Iterator[None]:
+        """Keep what passes inside this block; forget it at its end, so that no graph outlives its step."""
+        self._open = True
+        try:
+            yield
+        finally:
+            self._open = False
+            self._seen.clear()
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Do not listen inside this block."""
+        was, self._open = self._open, False
+        try:
+            yield
+        finally:
+            self._open = was
+
+    def call(self, name: str) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Arguments of the layer's last call in this step."""
+        return self._find(name)[0], self._find(name)[1]
+
+    def input(self, name: str) -> Tensor:
+        """First argument of the layer in this step."""
+        value: Tensor = self._find(name)[0][0]
+        return value
+
+    def output(self, name: str) -> Tensor:
+        """Result of the layer in this step."""
+        value: Tensor = self._find(name)[2]
+        return value
+
+    def _find(self, name: str) -> tuple[tuple[Any, ...], dict[str, Any], Any]:
+        if name not in self._seen:
+            raise KeyError(
+                f"layer `{name}` was not called in this local step: watch it with `watch_layers`, and let "
+                "`training_step` call it as a module (`self.net(x)`, not `self.net.forward(x)`)."
+            )
+        return self._seen[name]
+
+    def close(self) -> None:
+        """Remove all hooks."""
+        for handle in self._handles.values():
+            handle.remove()
+        self._handles.clear()
+        self._seen.clear()
+
+
+@torch.no_grad()
+def frozen_forward(
+    network: nn.Module,
+    weights: Mapping[str, Tensor],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    until: str | None = None,
+) -> Tensor:
+    """Forward pass with other weights, in evaluation mode, without gradient; no copy of the network is made.
+
+    Args:
+        network: Supplies the structure; its own weights, statistics and modes are left as they are.
+        weights: Parameters and buffers by name in ``network``.
+        args: Positional arguments of the call.
+        kwargs: Keyword arguments of the call.
+        until: Name of the layer after which the pass is cut short; its output is returned. ``None`` runs to the end.
+    """
+    modes = [(m, m.training) for m in network.modules() if m.training]
+    for module, _ in modes:
+        module.training = False
+    try:
+        call = _Call(network, until)
+        result: Tensor = torch.func.functional_call(call, {f"network.{n}": w for n, w in weights.items()}, args, kwargs)
+    finally:
+        for module, mode in modes:
+            module.training = mode
+    return result
+
+
+class _Call(nn.Module):
+    """What `functional_call` runs: the network, whole or cut short."""
+
+    def __init__(self, network: nn.Module, until: str | None) -> None:
+        super().__init__()
+        self.network, self.until = network, until
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        if self.until is None:
+            return self.network(*args, **kwargs)
+        return truncated_forward(self.network, self.until, *args, **kwargs)

@@ -1,0 +1,98 @@
+"""Declared state of server and clients; keeping, checkpointing and moving it follow from the declaration."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from lightning_utilities.core.apply_func import apply_to_collection
+from torch import Tensor
+
+__all__ = ["ClientStates", "State"]
+
+Default = Any | Callable[[], Any]
+
+
+class State:
+    """Namespace of declared values: ``state.control`` reads, ``state.control = ...`` writes.
+
+    A value is made from its default when it is first read. Assign new tensors; do not change them in place.
+
+    Example:
+        >>> state = State()
+        >>> state.declare("control", lambda: torch.zeros(2))
+        >>> state.control
+        tensor([0., 0.])
+        >>> state.contrl
+        Traceback (most recent call last):
+            ...
+        AttributeError: no state `contrl` was declared; declared: ['control']
+    """
+
+    def __init__(self) -> None:
+        self.__dict__["_defaults"] = {}
+        self.__dict__["values"] = {}
+
+    def declare(self, name: str, default: Default) -> None:
+        """Add a name; ``default`` is a value or a function without arguments that makes one."""
+        self._defaults[name] = default
+
+    @property
+    def declared(self) -> list[str]:
+        """Names that were declared."""
+        return list(self._defaults)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        if name not in self.values:
+            self._check(name)
+            default = self._defaults[name]
+            self.values[name] = default() if callable(default) else default
+        return self.values[name]
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        self._check(name)
+        self.values[name] = value
+
+    def _check(self, name: str) -> None:
+        if name not in self._defaults:
+            raise AttributeError(f"no state `{name}` was declared; declared: {self.declared}")
+
+    def replace(self, values: dict[str, Any]) -> None:
+        """Forget all values and take these."""
+        self.__dict__["values"] = dict(values)
+
+
+class ClientStates:
+    """The values of every client that has some, kept in memory on the CPU."""
+
+    def __init__(self) -> None:
+        self._kept: dict[int, dict[str, Any]] = {}
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(sorted(self._kept))
+
+    def __contains__(self, client: int) -> bool:
+        return client in self._kept
+
+    def load(self, client: int, device: torch.device) -> dict[str, Any]:
+        """Values of a client on a device; empty for one that has none yet."""
+        return dict(apply_to_collection(self._kept.get(client, {}), Tensor, lambda t: t.to(device)))
+
+    def save(self, client: int, values: dict[str, Any]) -> None:
+        """Keep a copy of the values, so that no state shares memory with live weights."""
+        if values:
+            self._kept[client] = apply_to_collection(values, Tensor, lambda t: t.detach().to("cpu", copy=True))
+
+    def state_dict(self) -> dict[int, dict[str, Any]]:
+        """Everything, for a checkpoint."""
+        return self._kept
+
+    def load_state_dict(self, kept: dict[int, dict[str, Any]]) -> None:
+        """Everything, from a checkpoint."""
+        self._kept = dict(kept)

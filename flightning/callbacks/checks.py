@@ -1,0 +1,116 @@
+"""What cannot work is refused before the first local step, with the remedy."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.callbacks import ModelCheckpoint
+from numpy.typing import NDArray
+
+from flightning.algorithms.base import FederatedMixin
+from flightning.datamodules.base import FederatedDataModule
+from flightning.errors import ConfigurationError
+
+__all__ = ["check_batches_of_one", "check_datamodule", "check_module", "check_optimizers", "check_trainer"]
+
+
+def check_module(module: LightningModule) -> FederatedMixin:
+    """Refuse a module without an algorithm, or one that steps its optimizers itself."""
+    if not isinstance(module, FederatedMixin):
+        name = type(module).__name__
+        raise ConfigurationError(
+            f"`{name}` has no federated algorithm: put a mixin in front of it, `class Federated{name}(FedAvgMixin, "
+            f"{name}): ...`, and train that."
+        )
+    if not module.automatic_optimization:
+        raise ConfigurationError(
+            f"`{type(module).__name__}` uses manual optimization, which hides the local steps from the algorithm: "
+            "remove `self.automatic_optimization = False` and return the loss from `training_step`."
+        )
+    return module
+
+
+def check_datamodule(datamodule: Any) -> FederatedDataModule:
+    """Refuse data that is not dealt to clients."""
+    if not isinstance(datamodule, FederatedDataModule):
+        raise ConfigurationError(
+            f"the data is `{type(datamodule).__name__}`, but a federation needs clients: pass `datamodule=` a "
+            "`FederatedDataModule`, for instance `FederatedDataModule.from_dataset(train, test)`."
+        )
+    return datamodule
+
+
+def check_trainer(trainer: Trainer) -> None:
+    """Refuse Trainer settings that would cut through a client or a round."""
+    fast_dev_run, overfit_batches = trainer.fast_dev_run, trainer.overfit_batches  # type: ignore[attr-defined]
+    rules = (
+        (
+            trainer.accumulate_grad_batches != 1,
+            f"`accumulate_grad_batches={trainer.accumulate_grad_batches}` would add gradients of different clients",
+            "remove it and raise `data.batch_size` instead",
+        ),
+        (
+            bool(overfit_batches),
+            f"`overfit_batches={overfit_batches}` would cut the round's stream of clients",
+            "set `federation.local_steps` to a small number instead",
+        ),
+        (
+            trainer.limit_train_batches != 1.0 and not fast_dev_run,
+            f"`limit_train_batches={trainer.limit_train_batches}` would cut the round's stream of clients",
+            "set `federation.local_steps` or `federation.participation` instead",
+        ),
+        (
+            trainer.max_steps != -1 and not fast_dev_run,
+            f"`max_steps={trainer.max_steps}` would stop inside a round",
+            "set `max_epochs`, the number of rounds, instead",
+        ),
+        (
+            trainer.val_check_interval not in (1.0, None),
+            f"`val_check_interval={trainer.val_check_interval}` would validate the weights of a single client",
+            "remove it; validation follows each round (`check_val_every_n_epoch`)",
+        ),
+        (
+            any(_saves_inside_rounds(c) for c in trainer.checkpoint_callbacks),
+            "`ModelCheckpoint` would save inside a round",
+            "use `every_n_epochs` in place of `every_n_train_steps` and `train_time_interval`",
+        ),
+    )
+    for broken, reason, remedy in rules:
+        if broken:
+            raise ConfigurationError(f"{reason}: {remedy}.")
+
+
+def _saves_inside_rounds(callback: Any) -> bool:
+    if not isinstance(callback, ModelCheckpoint):
+        return False
+    return bool(callback._every_n_train_steps) or callback._train_time_interval is not None
+
+
+def check_optimizers(trainer: Trainer) -> None:
+    """Refuse more than one optimizer, and schedulers that step inside a round."""
+    if len(trainer.optimizers) != 1:
+        raise ConfigurationError(
+            f"`configure_optimizers` returned {len(trainer.optimizers)} optimizers, but a local step is one step of "
+            "one: return a single optimizer, with parameter groups where rates differ."
+        )
+    for config in trainer.lr_scheduler_configs:
+        if config.interval != "epoch":
+            raise ConfigurationError(
+                f"the scheduler `{type(config.scheduler).__name__}` has `interval={config.interval!r}`, but the rate "
+                "is constant inside a round: use `interval: epoch`, one step per round."
+            )
+
+
+def check_batches_of_one(sizes: NDArray[np.int64], batch_size: int, dropped: NDArray[np.bool_]) -> None:
+    """Refuse a client that would feed a single sample to BatchNorm in training mode."""
+    remainder = np.where(dropped, 0, sizes % batch_size)
+    ones = np.flatnonzero((sizes > 0) & ((remainder == 1) | (batch_size == 1)))
+    if len(ones):
+        client = int(ones[0])
+        raise ConfigurationError(
+            f"client {client} with {sizes[client]} samples would train on a batch of one (`batch_size={batch_size}`), "
+            "from which BatchNorm cannot estimate a variance: raise the partition's `min_size`, set `drop_last: true`, "
+            "or use a net without BatchNorm."
+        )

@@ -1,0 +1,134 @@
+"""Where samples come from: tensors in memory, sliced as whole batches, or any map-style data set."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset, TensorDataset
+
+from flightning.errors import ConfigurationError
+
+__all__ = ["DatasetSource", "Source", "TensorSource", "as_source"]
+
+Indices = NDArray[np.int64]
+
+#: Samples gathered at a time, so that batches are slices and memory does not follow the client's size.
+GATHER = 2048
+
+
+class Source(ABC):
+    """Samples by index, and their labels."""
+
+    labels: NDArray[np.int64]
+
+    @abstractmethod
+    def __len__(self) -> int: ...
+
+    @abstractmethod
+    def batches(self, batches: Sequence[Indices]) -> Iterator[Any]:
+        """The batches that consist of these samples, in order."""
+
+
+class TensorSource(Source):
+    """Samples that live in memory as tensors.
+
+    Args:
+        inputs: One sample per row.
+        targets: One target per row.
+
+    Example:
+        >>> source = TensorSource(torch.arange(6.0).view(3, 2), torch.tensor([0, 1, 0]))
+        >>> next(source.batches([np.array([2, 0])]))
+        (tensor([[4., 5.],
+                [0., 1.]]), tensor([0, 0]))
+    """
+
+    def __init__(self, inputs: Tensor, targets: Tensor) -> None:
+        if len(inputs) != len(targets):
+            raise ConfigurationError(
+                f"{len(inputs)} inputs and {len(targets)} targets: give one target per input, in the same order."
+            )
+        self.inputs, self.targets = inputs, targets
+        self.labels = targets.numpy() if not targets.is_floating_point() else np.zeros(len(targets), np.int64)
+
+    def __len__(self) -> int:
+        return len(self.targets)
+
+    def batches(self, batches: Sequence[Indices]) -> Iterator[tuple[Tensor, Tensor]]:
+        """Slices of gathered runs of batches: one gather for many steps."""
+        start = 0
+        while start < len(batches):
+            stop, gathered = start, 0
+            while stop < len(batches) and (stop == start or gathered + len(batches[stop]) <= GATHER):
+                gathered += len(batches[stop])
+                stop += 1
+            order = torch.from_numpy(np.concatenate(batches[start:stop]))
+            inputs, targets = self.inputs.index_select(0, order), self.targets.index_select(0, order)
+            sizes = [len(b) for b in batches[start:stop]]
+            yield from zip(torch.split(inputs, sizes), torch.split(targets, sizes), strict=True)
+            start = stop
+
+
+class DatasetSource(Source):
+    """Samples of a map-style data set, loaded by one `DataLoader` per round.
+
+    Args:
+        dataset: The data set.
+        labels: Its labels, for partitioning.
+        num_workers: Worker processes of the loader.
+        collate_fn: How samples become a batch; ``None`` is PyTorch's default.
+    """
+
+    def __init__(
+        self, dataset: Dataset[Any], labels: NDArray[np.int64], num_workers: int = 0, collate_fn: Any = None
+    ) -> None:
+        self.dataset, self.labels, self.num_workers, self.collate_fn = dataset, labels, num_workers, collate_fn
+
+    def __len__(self) -> int:
+        return len(self.dataset)  # type: ignore[arg-type]
+
+    def batches(self, batches: Sequence[Indices]) -> Iterator[Any]:
+        """Batches as the loader collates them."""
+        lists = [b.tolist() for b in batches]
+        yield from DataLoader(
+            self.dataset, batch_sampler=lists, num_workers=self.num_workers, collate_fn=self.collate_fn
+        )
+
+
+def as_source(data: Any, labels: Sequence[int] | None = None, num_workers: int = 0, collate_fn: Any = None) -> Source:
+    """Turn ``(inputs, targets)`` tensors, a `TensorDataset` or any map-style data set into a source.
+
+    Args:
+        data: The samples.
+        labels: Labels of a data set that has neither ``targets`` nor ``labels``.
+        num_workers: Worker processes for a data set that is not in memory.
+        collate_fn: How its samples become a batch.
+
+    Raises:
+        ConfigurationError: Where no labels can be found.
+    """
+    if isinstance(data, Source):
+        return data
+    if isinstance(data, TensorDataset) and len(data.tensors) == 2:
+        data = data.tensors
+    if isinstance(data, tuple) and len(data) == 2 and all(isinstance(t, Tensor) for t in data):
+        return TensorSource(*data)
+    if labels is None:
+        labels = next((getattr(data, n) for n in ("targets", "labels") if hasattr(data, n)), None)
+    if labels is None:
+        raise ConfigurationError(
+            f"`{type(data).__name__}` has no labels: it has neither `targets` nor `labels`. Pass them, "
+            "`from_dataset(..., labels=[...])`, one integer per sample."
+        )
+    array = np.asarray(labels)
+    if len(array) != len(data):
+        raise ConfigurationError(f"{len(data)} samples and {len(array)} labels: give one label per sample.")
+    if not np.issubdtype(array.dtype, np.integer):
+        raise ConfigurationError(f"labels are {array.dtype}: give integers from 0 to the number of classes - 1.")
+    return DatasetSource(data, array.astype(np.int64), num_workers, collate_fn)

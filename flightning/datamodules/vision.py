@@ -1,0 +1,153 @@
+"""Picture sets of torchvision, held in memory as normalised tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from flightning.datamodules.base import FederatedDataModule
+from flightning.datamodules.transforms import HorizontalFlip, PadCrop
+from flightning.errors import DataNotFoundError
+
+__all__ = ["CIFAR10", "CIFAR100", "EMNIST", "MNIST", "FashionMNIST"]
+
+
+class _TorchvisionData(FederatedDataModule):
+    """A picture set of torchvision.
+
+    Args:
+        root: Folder of the data sets, as torchvision lays them out.
+        download: Whether to fetch what is missing.
+        normalize: Whether to subtract the mean and divide by the standard deviation of each channel.
+        **kwargs: Arguments of `FederatedDataModule`.
+    """
+
+    mean: ClassVar[tuple[float, ...]]
+    std: ClassVar[tuple[float, ...]]
+
+    def __init__(self, root: str = "data", download: bool = True, normalize: bool = True, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.root, self.download, self.normalize = root, download, normalize
+
+    def open(self, train: bool) -> Any:
+        """Open one split with torchvision."""
+        return self._torchvision_class()(self.root, train=train, download=self.download)
+
+    def _torchvision_class(self) -> Callable[..., Any]:
+        from torchvision import datasets
+
+        found: Callable[..., Any] = getattr(datasets, type(self).__name__)
+        return found
+
+    def prepare_data(self) -> None:
+        """Fetch what is missing, once per machine."""
+        for train in (True, False):
+            self._open(train)
+
+    def _open(self, train: bool) -> Any:
+        try:
+            return self.open(train)
+        except (RuntimeError, OSError) as error:  # torchvision: RuntimeError; no network: URLError, an OSError
+            raise DataNotFoundError(
+                f"`{type(self).__name__}` is not in `root={self.root!r}` ({Path(self.root).resolve()}) and could not "
+                f"be fetched (`download={self.download}`: {error}). Put the files there as torchvision lays them out, or "
+                "run once with network access and `download: true`."
+            ) from error
+
+    def load(self) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
+        """Both splits as normalised tensors."""
+        train, test = (self._tensors(self._open(train)) for train in (True, False))
+        return train, test
+
+    def _tensors(self, dataset: Any) -> tuple[Tensor, Tensor]:
+        pictures = torch.as_tensor(np.asarray(dataset.data))
+        pictures = pictures[:, None] if pictures.ndim == 3 else pictures.permute(0, 3, 1, 2)
+        inputs = pictures.to(torch.float32, memory_format=torch.contiguous_format).div_(255)
+        if self.normalize:
+            inputs.sub_(torch.tensor(self.mean).view(-1, 1, 1)).div_(torch.tensor(self.std).view(-1, 1, 1))
+        return inputs, self.targets(dataset)
+
+    def targets(self, dataset: Any) -> Tensor:
+        """Labels of a split."""
+        return torch.as_tensor(dataset.targets, dtype=torch.long)
+
+
+class MNIST(_TorchvisionData):
+    """Handwritten digits, 28 x 28 pixels, 60 000 for training and 10 000 for testing."""
+
+    num_classes = 10
+    input_shape = (1, 28, 28)
+    class_names = tuple("0123456789")
+    mean, std = (0.1307,), (0.3081,)
+
+
+class FashionMNIST(_TorchvisionData):
+    """Clothes, 28 x 28 pixels, 60 000 for training and 10 000 for testing."""
+
+    num_classes = 10
+    input_shape = (1, 28, 28)
+    class_names = ("T-shirt", "trouser", "pullover", "dress", "coat", "sandal", "shirt", "sneaker", "bag", "boot")
+    mean, std = (0.2860,), (0.3530,)
+
+
+class EMNIST(_TorchvisionData):
+    """Handwritten letters or characters, 28 x 28 pixels.
+
+    Args:
+        split: ``letters`` (26 classes), ``balanced`` (47), ``byclass`` (62), ``bymerge`` (47), ``digits`` or ``mnist``.
+        **kwargs: Arguments of the other picture sets.
+    """
+
+    input_shape = (1, 28, 28)
+    mean, std = (0.1736,), (0.3317,)
+    _CLASSES: ClassVar[dict[str, int]] = {
+        "letters": 26, "balanced": 47, "byclass": 62, "bymerge": 47, "digits": 10, "mnist": 10,
+    }  # fmt: skip
+
+    def __init__(self, split: str = "letters", **kwargs: Any) -> None:
+        from flightning.errors import ConfigurationError, nearest
+
+        super().__init__(**kwargs)
+        if split not in self._CLASSES:
+            raise ConfigurationError(f"`split={split!r}` is no split of EMNIST. {nearest(split, self._CLASSES)}")
+        self.split, self.num_classes = split, self._CLASSES[split]
+
+    def open(self, train: bool) -> Any:
+        """Open one split with torchvision."""
+        return self._torchvision_class()(self.root, split=self.split, train=train, download=self.download)
+
+    def targets(self, dataset: Any) -> Tensor:
+        """Labels from 0: torchvision counts the letters from 1."""
+        return super().targets(dataset) - (self.split == "letters")
+
+
+class CIFAR10(_TorchvisionData):
+    """Photographs, 32 x 32 pixels, 50 000 for training and 10 000 for testing.
+
+    Args:
+        augment: Random transforms of training batches; ``None`` is pad-crop and flip, ``[]`` is none.
+        **kwargs: Arguments of the other picture sets.
+    """
+
+    num_classes = 10
+    input_shape = (3, 32, 32)
+    class_names: Sequence[str] | None = (
+        "airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck",
+    )  # fmt: skip
+    mean, std = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)
+
+    def __init__(self, augment: list[Any] | None = None, **kwargs: Any) -> None:
+        super().__init__(augment=[PadCrop(), HorizontalFlip()] if augment is None else augment, **kwargs)
+
+
+class CIFAR100(CIFAR10):
+    """Photographs of 100 classes, 32 x 32 pixels, 50 000 for training and 10 000 for testing."""
+
+    num_classes = 100
+    class_names = None
+    mean, std = (0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762)

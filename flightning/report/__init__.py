@@ -1,0 +1,8 @@
+"""Tables, learning curves and one self-contained page from the logs of runs."""
+
+from __future__ import annotations
+
+from flightning.report.command import Report, report, run
+from flightning.report.runs import ReportError
+
+__all__ = ["Report", "ReportError", "report", "run"]

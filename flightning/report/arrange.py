@@ -1,0 +1,221 @@
+"""Sort runs into settings (data and partition), methods and seeds, and refuse what cannot be compared."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from flightning.errors import nearest
+from flightning.report.runs import ReportError, Run
+
+__all__ = ["Comparison", "arrange", "changes_learning", "pick_baseline"]
+
+TRAINER_KEYS = frozenset(["max_epochs", "gradient_clip_val", "gradient_clip_algorithm", "precision"])
+"""The arguments of the trainer that change what is learned; the others say where and how it is logged."""
+
+PLACE_NAMES = frozenset(
+    ["save_dir", "data_dir", "root", "dirpath", "name", "version", "id", "num_workers", "pin_memory"]
+)
+"""Last parts of keys that say where things are, never what is learned."""
+
+MOST_IN_LABEL = 3
+"""More differing arguments than this would make a label that no table can hold."""
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Runs by setting and method.
+
+    Args:
+        settings: Names of the settings, in the order found.
+        methods: Names of the methods, the baseline first if there is one.
+        runs: Runs of a ``(setting, method)``, by seed.
+        baseline: Name of the baseline, or None.
+        unpaired: ``(setting, seed)`` whose runs do not share one partition.
+        notes: Sentences about seeds that are missing and runs that stopped early.
+    """
+
+    settings: Sequence[str]
+    methods: Sequence[str]
+    runs: Mapping[tuple[str, str], Sequence[Run]]
+    baseline: str | None = None
+    unpaired: frozenset[tuple[str, int | None]] = frozenset()
+    notes: list[str] = field(default_factory=list)
+
+    def of(self, setting: str, method: str) -> Sequence[Run]:
+        """Runs of a method in a setting, possibly none."""
+        return self.runs.get((setting, method), ())
+
+
+def arrange(runs: Sequence[Run], mixed: bool = False, baseline: str = "FedAvg") -> Comparison:
+    """Sort runs into settings, methods and seeds.
+
+    Args:
+        runs: Runs with an accuracy.
+        mixed: Whether runs of different data or partitions may stand side by side, one column each.
+        baseline: Method that the others are compared with.
+
+    Returns:
+        The sorted runs, with notes about what a reader must know.
+
+    Raises:
+        ReportError: If data or partitions differ without ``mixed``, a method was run twice with one seed and one
+            configuration, or ``baseline`` names no method.
+    """
+    named = _settings(runs)
+    settings = list(dict.fromkeys(named))
+    if len(settings) > 1 and not mixed:
+        shown = ", ".join(f"`{s}`" for s in settings[:10])
+        raise ReportError(
+            f"the runs are of {len(settings)} different settings ({shown}), and one table compares runs of the same data and "
+            "partition; report them one by one, or pass `--mixed` for one column per setting."
+        )
+    labels, notes = _labels(runs, named)
+    cells: dict[tuple[str, str], list[Run]] = {}
+    for run, setting, label in zip(runs, named, labels, strict=True):
+        others = cells.setdefault((setting, label), [])
+        for other in others:
+            if other.seed == run.seed:
+                raise ReportError(
+                    f"`{label}` with seed {run.seed} on `{setting}` was found twice, in `{other.folder}` and `{run.folder}`, "
+                    "with the same configuration, and a method has one run per seed; leave one of the folders out."
+                )
+        others.append(run)
+    for group in cells.values():
+        group.sort(key=lambda r: -1 if r.seed is None else r.seed)
+    chosen = pick_baseline(baseline, runs, labels, notes)
+    methods = sorted(dict.fromkeys(labels), key=lambda m: m != chosen)
+    unpaired = _unpaired(settings, methods, cells, mixed, notes)
+    _note_gaps(settings, methods, cells, notes)
+    return Comparison(settings, methods, cells, chosen, unpaired, notes)
+
+
+def pick_baseline(baseline: str, runs: Sequence[Run], labels: Sequence[str], notes: list[str]) -> str | None:
+    """Label of the baseline; None, with a note, if the default one was not run.
+
+    Args:
+        baseline: Label, or name of the model, in any case.
+        runs: The runs.
+        labels: Their labels.
+        notes: Receives a sentence if there is no baseline or a choice of several.
+
+    Raises:
+        ReportError: If another than the default baseline is asked for and not there.
+    """
+    wanted = baseline.lower()
+    matches = [lab for lab in dict.fromkeys(labels) if lab.lower() == wanted]
+    matches += [lab for r, lab in zip(runs, labels, strict=True) if r.model.lower() == wanted and lab not in matches]
+    matches = list(dict.fromkeys(matches))
+    if not matches and wanted != "fedavg":
+        raise ReportError(f"`baseline` is `{baseline}`, but no run has this method; {nearest(baseline, set(labels))}")
+    if not matches:
+        notes.append("No run of `FedAvg`: there is no baseline; name another method with `--baseline`.")
+        return None
+    if len(matches) > 1 and matches[0].lower() != wanted:
+        others = ", ".join(f"`{m}`" for m in matches[1:])
+        notes.append(f"The baseline is `{matches[0]}`; to take {others} instead, give the full name to `--baseline`.")
+    return matches[0]
+
+
+def _settings(runs: Sequence[Run]) -> list[str]:
+    """Data and partition of each run, with the number of clients where it differs between runs of the same."""
+    names = [", ".join(filter(None, (r.data, r.partition))) for r in runs]
+    clients = [next((v for k, v in r.config.items() if k.endswith("num_clients")), "") for r in runs]
+    counts: dict[str, set[str]] = {}
+    for name, count in zip(names, clients, strict=True):
+        counts.setdefault(name, set()).update({count} - {""})
+    return [f"{n}, {c} clients" if c and len(counts[n]) > 1 else n for n, c in zip(names, clients, strict=True)]
+
+
+def changes_learning(key: str) -> bool:
+    """Whether a key of the configuration can change what is learned.
+
+    Example:
+        >>> changes_learning("model.mu"), changes_learning("trainer.logger.save_dir"), changes_learning("seed_everything")
+        (True, False, False)
+    """
+    parts = key.split(".")
+    if parts[0] == "trainer":
+        return len(parts) == 2 and parts[1] in TRAINER_KEYS
+    return parts[0] not in ("ckpt_path", "config", "_wandb") and "seed" not in key and parts[-1] not in PLACE_NAMES
+
+
+def _labels(runs: Sequence[Run], settings: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Name of the method of each run: the model, and the arguments in which runs of this model differ in one setting."""
+    values: dict[tuple[str, str, str], set[str]] = {}
+    for run, setting in zip(runs, settings, strict=True):
+        for key, value in run.config.items():
+            if changes_learning(key):
+                values.setdefault((run.model, setting, key), set()).add(value)
+    differing: dict[str, dict[str, None]] = {}
+    for (model, _, key), found in values.items():
+        if len(found) > 1:
+            differing.setdefault(model, {})[key] = None
+    labels, notes, variants = [], [], dict[str, dict[tuple[str, ...], int]]()
+    for run in runs:
+        keys = list(differing.get(run.model, {}))
+        short = [k.rpartition(".")[2] for k in keys]
+        names = [s if short.count(s) == 1 else k for s, k in zip(short, keys, strict=True)]
+        parts = tuple(f"{n}={run.config[k]}" for n, k in zip(names, keys, strict=True) if k in run.config)
+        if len(keys) <= MOST_IN_LABEL:
+            labels.append(f"{run.model} ({', '.join(parts)})" if parts else run.model)
+            continue
+        known = variants.setdefault(run.model, {})
+        labels.append(f"{run.model} (variant {known.setdefault(parts, len(known) + 1)})")
+    for model, found_variants in variants.items():
+        notes.append(
+            f"`{model}` was run with {len(found_variants)} configurations that differ in {len(differing[model])} arguments: "
+            "they are shown as variants, and the configurations list what differs."
+        )
+    return labels, notes
+
+
+def _unpaired(
+    settings: Sequence[str],
+    methods: Sequence[str],
+    cells: Mapping[tuple[str, str], Sequence[Run]],
+    mixed: bool,
+    notes: list[str],
+) -> frozenset[tuple[str, int | None]]:
+    """Seeds whose runs differ in the partition although its name is the same."""
+    unpaired = set()
+    for setting in settings:
+        seen: dict[int | None, tuple[str, str]] = {}
+        for method in methods:
+            for run in cells.get((setting, method), ()):
+                other, known = seen.setdefault(run.seed, (method, run.partition_hash))
+                if not run.partition_hash or not known or run.partition_hash == known:
+                    continue
+                if not mixed:
+                    raise ReportError(
+                        f"`{other}` and `{method}` with seed {run.seed} on `{setting}` have different partitions "
+                        f"(`partition_hash` {known} and {run.partition_hash}), and one table compares runs of the same data "
+                        "and partition; run both with the same seed and data, or pass `--mixed` to see them without paired tests."
+                    )
+                unpaired.add((setting, run.seed))
+    for setting, seed in sorted(unpaired, key=str):
+        notes.append(f"The runs with seed {seed} on {setting} do not share one partition: paired tests leave them out.")
+    return frozenset(unpaired)
+
+
+def _note_gaps(
+    settings: Sequence[str], methods: Sequence[str], cells: Mapping[tuple[str, str], Sequence[Run]], notes: list[str]
+) -> None:
+    """Say which seeds are missing and which runs stopped early."""
+    for setting in settings:
+        there = [m for m in methods if (setting, m) in cells]
+        seeds = {run.seed for m in there for run in cells[setting, m]}
+        place = f" on {setting}" if len(settings) > 1 else ""
+        for method in there:
+            group = cells[setting, method]
+            missing = sorted(seeds - {r.seed for r in group}, key=str)
+            if missing:
+                plural = "seeds" if len(missing) > 1 else "seed"
+                notes.append(
+                    f"`{method}`{place} lacks {plural} {', '.join(map(str, missing))}: its mean is over {len(group)} of "
+                    f"{len(seeds)} seeds, and paired tests use the seeds that both methods have."
+                )
+            longest = max(int(r.rounds[-1]) for r in group)
+            for run in group:
+                if not run.finished or int(run.rounds[-1]) < longest:
+                    notes.append(f"`{method}`{place}, seed {run.seed}, stopped after {int(run.rounds[-1])} rounds.")

@@ -1,0 +1,183 @@
+"""``flightning report``: read runs, draw their tables and curves, write them down."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from flightning.errors import FlightningError
+from flightning.report.arrange import Comparison, arrange
+from flightning.report.curves import looks, panels
+from flightning.report.figures import write_figures
+from flightning.report.formats import latex, latex_text, markdown, runs_csv, tables_csv
+from flightning.report.page import page
+from flightning.report.quantities import accuracies, costs, fairness, to_target
+from flightning.report.runs import ReportError, Run, read_runs
+from flightning.report.tables import MOST_PAIRS, Table, method_tables, pair_table
+from flightning.report.target import BASELINE_FINAL, Target, set_target
+
+__all__ = ["Report", "report", "run"]
+
+
+@dataclass(frozen=True)
+class Report:
+    """What a report says, and where it was written.
+
+    Args:
+        title: Heading.
+        notices: Lines on top, such as that the rounds were scaled down.
+        tables: The tables as shown; the CSV also has the pairs that are left out of them.
+        notes: Sentences about what was skipped.
+        compared: The runs behind it.
+        files: Everything that was written, the HTML page first.
+    """
+
+    title: str
+    notices: Sequence[str]
+    tables: Sequence[Table]
+    notes: Sequence[str]
+    compared: Comparison
+    files: Sequence[Path]
+
+    @property
+    def markdown(self) -> str:
+        """The report as Markdown."""
+        parts = [f"# {self.title}\n", *(f"> **{n}**\n" for n in self.notices), *map(markdown, self.tables)]
+        if self.notes:
+            parts.append("### Notes\n\n" + "".join(f"- {n}\n" for n in self.notes))
+        return "\n".join(parts)
+
+
+def report(
+    runs: Sequence[Path | str],
+    target: str | float = BASELINE_FINAL,
+    out: Path | str = Path("report"),
+    mixed: bool = False,
+    baseline: str = "FedAvg",
+    last: int = 1,
+) -> Report:
+    """Compare runs and write the tables of the papers, learning curves and one self-contained page.
+
+    Written into ``out``: ``report.html``, ``report.md``, ``report.tex``, ``report.csv`` (one line per entry of a table),
+    ``runs.csv`` (one line per run) and ``accuracy_over_{rounds,bytes,seconds}.{png,pdf}``.
+
+    Args:
+        runs: Run folders, or folders that contain run folders at any depth.
+        target: Accuracy in (0, 1] that "rounds to target" speaks of, or ``"fedavg-final"`` for the final accuracy of the
+            baseline with the same seed.
+        out: Folder to write to.
+        mixed: Whether runs of different data or partitions may stand side by side, one column each.
+        baseline: Method that speed-ups refer to.
+        last: Number of evaluated rounds that the final accuracy is the mean of (paper S5: 5).
+
+    Returns:
+        The report.
+
+    Raises:
+        ReportError: If there are no runs, they cannot be compared, or an argument is wrong.
+    """
+    if last < 1:
+        raise ReportError(f"`last` is {last}, but the final accuracy needs at least one round; use 1 or more.")
+    found, notes = read_runs(runs)
+    compared = arrange(found, mixed=mixed, baseline=baseline)
+    goal = set_target(target, compared, last)
+    tables = _tables(compared, goal, last)
+    pairs = pair_table(compared, last)
+    shown = [*tables, *([_fewer_pairs(pairs, compared)] if pairs else [])]
+    title = "Comparison of " + (
+        f"{len(compared.methods)} methods" if len(compared.methods) > 1 else compared.methods[0]
+    )
+    if len(compared.settings) == 1:
+        title += f" on {compared.settings[0]}"
+    notices = _notices(found)
+    folder = Path(out)
+    folder.mkdir(parents=True, exist_ok=True)
+    look, drawn = looks(compared.methods), panels(compared)
+    quantities = [*accuracies(last), *(to_target(goal) if goal else []), *costs(), *fairness()]
+    all_tables = [*tables, *([pairs] if pairs else [])]
+    files = {
+        "report.html": page(title, notices, shown, drawn, look, compared, notes),
+        "report.md": Report(title, notices, shown, notes, compared, ()).markdown,
+        "report.tex": "".join(f"% {latex_text(n)}\n" for n in notices) + "\n".join(map(latex, shown)),
+        "report.csv": tables_csv(all_tables),
+        "runs.csv": runs_csv(compared, quantities),
+    }
+    for name, content in files.items():
+        (folder / name).write_text(content, encoding="utf-8")
+    written = [folder / name for name in files] + write_figures(drawn, look, folder)
+    return Report(title, notices, shown, notes, compared, written)
+
+
+def _notices(runs: Sequence[Run]) -> list[str]:
+    return list(dict.fromkeys(r.notice for r in runs if r.notice))
+
+
+def _tables(compared: Comparison, target: Target | None, last: int) -> list[Table]:
+    """Every table of methods that the logs allow."""
+    seeds = max(map(len, compared.runs.values()))
+    over = f"mean ± standard deviation over up to {seeds} seeds" if seeds > 1 else "one seed"
+    about = [f"Accuracy of the global weights on the test set, {over}; bold: highest mean."]
+    if last > 1:
+        alone = " (with one seed the deviation is over these rounds)" if seeds == 1 else ""
+        about.append(f"The final accuracy is the mean of the last {last} evaluated rounds{alone}.")
+    tables = method_tables("accuracy", "Accuracy", accuracies(last), compared, [*about, *compared.notes])
+    if target is not None:
+        notes = [
+            f"Target: {target.text}. First round that reaches it, and what was sent up and down by all clients until then; "
+            "/ means not reached, [k of n] that k of n seeds reached it (the mean is over these).",
+            *target.notes,
+        ]
+        tables += method_tables("target", "Reaching the target", to_target(target), compared, notes)
+    cost_notes = ["Sent up and down by all clients of a round; a parameter is a 32-bit number."]
+    tables += method_tables("cost", "Cost of a round", costs(), compared, cost_notes)
+    fair = ["Accuracy of the clients one by one, in the last round that measured it."]
+    return tables + method_tables("fairness", "Fairness", fairness(), compared, fair)
+
+
+def _fewer_pairs(pairs: Table, compared: Comparison) -> Table:
+    """The pairs with the baseline alone, if there are too many to read."""
+    if len(pairs.rows) <= MOST_PAIRS:
+        return pairs
+    rows = pairs.rows[: len(compared.methods) - 1]  # the first method is the baseline, and its pairs come first
+    note = f"The other {len(pairs.rows) - len(rows)} pairs are in `report.csv`."
+    return replace(pairs, rows=rows, notes=(*pairs.notes, note))
+
+
+def run(argv: list[str]) -> int:
+    """Entry point of ``flightning report``.
+
+    Args:
+        argv: Arguments after the verb.
+
+    Returns:
+        0, or 2 if the runs cannot be reported.
+    """
+    parser = argparse.ArgumentParser(
+        prog="flightning report", description="Tables and learning curves of finished runs."
+    )
+    parser.add_argument(
+        "runs", nargs="+", metavar="RUN_DIR", help="a run folder, or a folder with run folders at any depth"
+    )
+    parser.add_argument(
+        "--target",
+        default=BASELINE_FINAL,
+        help="an accuracy such as 0.9, or the final accuracy of the baseline (%(default)s)",
+    )
+    parser.add_argument("--out", default="report", metavar="DIR", help="folder to write to (%(default)s)")
+    parser.add_argument("--mixed", action="store_true", help="allow different data or partitions, one column each")
+    parser.add_argument("--baseline", default="FedAvg", metavar="METHOD", help="what speed-ups refer to (%(default)s)")
+    parser.add_argument(
+        "--last", type=int, default=1, metavar="N", help="final accuracy is the mean of the last N rounds (%(default)s)"
+    )
+    options = parser.parse_args(argv)
+    try:
+        made = report(options.runs, options.target, options.out, options.mixed, options.baseline, options.last)
+    except FlightningError as error:
+        print(f"flightning report: {error}", file=sys.stderr)
+        return 2
+    print(made.markdown)
+    print("Written: " + ", ".join(str(file) for file in made.files))
+    return 0

@@ -1,0 +1,138 @@
+"""Tables as Markdown, LaTeX and CSV."""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from flightning.report.arrange import Comparison
+from flightning.report.quantities import Quantity
+from flightning.report.tables import Cell, Table
+
+__all__ = ["latex", "latex_text", "markdown", "runs_csv", "tables_csv"]
+
+LATEX_SIGNS = {
+    "\\": r"\textbackslash{}",
+    "&": r"\&",
+    "%": r"\%",
+    "$": r"\$",
+    "#": r"\#",
+    "_": r"\_",
+    "{": r"\{",
+    "}": r"\}",
+    "~": r"\textasciitilde{}",
+    "^": r"\textasciicircum{}",
+    "<": r"$<$",
+    ">": r"$>$",
+    "|": r"$|$",
+    "±": r"$\pm$",
+    "×": r"$\times$",
+    "−": r"$-$",
+    "–": "--",
+}
+
+
+def latex_text(text: str) -> str:
+    r"""Text with the signs that LaTeX reserves written out.
+
+    Example:
+        >>> latex_text("worst 10 %: 97.19 ± 0.12")
+        'worst 10 \\%: 97.19 $\\pm$ 0.12'
+    """
+    return "".join(LATEX_SIGNS.get(sign, sign) for sign in text)
+
+
+def markdown(table: Table) -> str:
+    """A table as Markdown, with its title and notes.
+
+    Args:
+        table: The table.
+    """
+
+    def escaped(text: str) -> str:
+        return text.replace("|", "\\|").replace("*", "\\*")
+
+    def entry(cell: Cell) -> str:
+        return f"**{escaped(cell.text)}**" if cell.bold else escaped(cell.text)
+
+    lines = [f"### {table.title}", ""]
+    lines.append("| " + " | ".join([table.corner, *(escaped(c.title) for c in table.columns)]) + " |")
+    lines.append("|" + "---|" + "---:|" * len(table.columns))
+    lines += ["| " + " | ".join([escaped(name), *map(entry, cells)]) + " |" for name, cells in table.rows]
+    return "\n".join([*lines, *(f"\n{note}" for note in table.notes)]) + "\n"
+
+
+def latex(table: Table) -> str:
+    """A table as a LaTeX ``table`` for the package ``booktabs``.
+
+    Args:
+        table: The table.
+    """
+
+    def entry(cell: Cell) -> str:
+        return rf"\textbf{{{latex_text(cell.text)}}}" if cell.bold else latex_text(cell.text)
+
+    head = " & ".join([table.corner, *(latex_text(c.title) for c in table.columns)])
+    body = [" & ".join([latex_text(name), *map(entry, cells)]) + r" \\" for name, cells in table.rows]
+    # notes name options and keys in backticks, which LaTeX would print as opening quotes
+    notes = " ".join(latex_text(note.replace("`", "")) for note in table.notes)
+    lines = [
+        r"\begin{table}",
+        r"  \centering",
+        rf"  \caption{{{latex_text(table.title)}{'. ' + notes if notes else ''}}}",
+        rf"  \label{{tab:{table.key}}}",
+        rf"  \begin{{tabular}}{{l{'r' * len(table.columns)}}}",
+        r"    \toprule",
+        rf"    {head} \\",
+        r"    \midrule",
+        *(f"    {row}" for row in body),
+        r"    \bottomrule",
+        r"  \end{tabular}",
+        r"\end{table}",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def tables_csv(tables: Sequence[Table]) -> str:
+    """All tables as one CSV with a line per entry: plain numbers (accuracies as fractions, bytes as bytes) and the text.
+
+    Args:
+        tables: The tables.
+    """
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow(["table", "setting", "row", "quantity", "mean", "std", "n", "low", "high", "speedup", "text"])
+    for table in tables:
+        for name, cells in table.rows:
+            for column, cell in zip(table.columns, cells, strict=True):
+                numbers = [_number(v) for v in (cell.mean, cell.std)]
+                tail = [_number(v) for v in (cell.low, cell.high, cell.speedup)]
+                writer.writerow([table.key, column.setting, name, column.quantity, *numbers, cell.n, *tail, cell.text])
+    return out.getvalue()
+
+
+def runs_csv(compared: Comparison, quantities: Sequence[Quantity]) -> str:
+    """One line per run with every quantity, for statistics of one's own.
+
+    Args:
+        compared: The runs.
+        quantities: The columns.
+    """
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow(["setting", "method", "seed", "folder", "broken_lines", *(q.key for q in quantities)])
+    for setting in compared.settings:
+        for method in compared.methods:
+            for run in compared.of(setting, method):
+                values = [_number(q.value(setting, run)) for q in quantities]
+                seed = "" if run.seed is None else run.seed
+                writer.writerow([setting, method, seed, run.folder, run.broken, *values])
+    return out.getvalue()
+
+
+def _number(value: float) -> str:
+    return repr(float(np.float64(value))) if math.isfinite(value) else ""

@@ -1,0 +1,220 @@
+"""What the tables show of a run, and how a number is written."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from flightning.report.runs import FloatArray, Run
+from flightning.report.statistics import best, cumulative, estimate, final, traffic
+from flightning.report.target import Target
+
+__all__ = ["BYTES_PER_PARAMETER", "Quantity", "accuracies", "byte_unit", "costs", "fairness", "shown", "to_target"]
+
+BYTES_PER_PARAMETER = 4
+"""Weights travel as 32-bit floats."""
+
+
+@dataclass(frozen=True)
+class Quantity:
+    """One number of a run, and how a table shows it.
+
+    Args:
+        key: Short name, for the CSV.
+        title: Heading.
+        value: The number, given the setting and the run; NaN if there is none.
+        known: Whether a run logged what the number is made of.
+        unit: Shown in the heading; ``"bytes"`` stands for the byte unit that fits the column.
+        scale: Factor from the number to the unit.
+        digits: Decimals, or None for four significant digits.
+        better: 1 if more is better, -1 if less is better, 0 if neither.
+        absent: Shown if no run has the number: ``"/"`` is the papers' sign for "not reached".
+        spread: Deviation within a single run, shown if there is one seed only.
+        speedup: Number of rounds, by setting, to divide by the value.
+    """
+
+    key: str
+    title: str
+    value: Callable[[str, Run], float]
+    known: Callable[[str, Run], bool]
+    unit: str = ""
+    scale: float = 1.0
+    digits: int | None = None
+    better: int = 0
+    absent: str = "–"
+    spread: Callable[[Run], float] | None = None
+    speedup: Callable[[str], float] | None = None
+
+
+def shown(mean: float, std: float, digits: int | None) -> str:
+    """A mean and its deviation as text.
+
+    Args:
+        mean: The mean.
+        std: The deviation; NaN is left out.
+        digits: Decimals of both, or None for four significant digits of the mean.
+
+    Example:
+        >>> shown(97.19, 0.123, 2), shown(0.0123456, math.nan, None), shown(1331.2, 4.0, None)
+        ('97.19 ± 0.12', '0.01235', '1331 ± 4')
+    """
+    counted = not digits
+    if digits is None:
+        digits = min(8, max(0, 3 - math.floor(math.log10(abs(mean))))) if mean else 0
+    deviation = f"{std:.{digits}f}" if math.isfinite(std) else ""
+    # counts such as rounds or bytes are often the same for all seeds
+    if not deviation or (counted and float(deviation) == 0):
+        return f"{mean:.{digits}f}"
+    return f"{mean:.{digits}f} ± {deviation}"
+
+
+def byte_unit(values: Sequence[float]) -> tuple[str, float]:
+    """Decimal byte unit that suits the largest value, and the factor to it.
+
+    Example:
+        >>> byte_unit([1.0, 2.5e6])
+        ('MB', 1e-06)
+    """
+    largest = max((v for v in values if math.isfinite(v)), default=0.0)
+    for unit, size in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if largest >= size:
+            return unit, 1 / size
+    return "B", 1.0
+
+
+def accuracies(last: int = 1) -> list[Quantity]:
+    """Best and final accuracy (paper S1 table 1, S4 table 1, S5 tables I and II)."""
+
+    def spread(run: Run) -> float:
+        return estimate([float(v) for v in final(run, last)]).std
+
+    def known(_: str, run: Run) -> bool:
+        return True
+
+    return [
+        Quantity("best_accuracy", "best accuracy", lambda _, r: best(r), known, "%", 100, 2, better=1),
+        Quantity(
+            "final_accuracy",
+            "final accuracy" if last == 1 else f"accuracy of the last {last} rounds",
+            lambda _, r: float(np.mean(final(r, last))),
+            known,
+            "%",
+            100,
+            2,
+            better=1,
+            spread=spread if last > 1 else None,
+        ),
+        Quantity("rounds", "rounds", lambda _, r: float(r.rounds[-1]), known, digits=0),
+    ]
+
+
+def to_target(target: Target) -> list[Quantity]:
+    """Rounds with speed-up (S1 table 2), bytes (S4 table 2) and seconds to the target."""
+
+    def total(per_round: Callable[[Run], FloatArray]) -> Callable[[str, Run], float]:
+        def value(setting: str, run: Run) -> float:
+            position = target.position(setting, run)
+            return math.nan if position is None else float(cumulative(per_round(run))[position])
+
+        return value
+
+    def goal(setting: str, _: Run) -> bool:
+        return math.isfinite(target.default.get(setting, math.nan))
+
+    return [
+        Quantity(
+            "rounds_to_target",
+            "rounds to target",
+            target.rounds,
+            goal,
+            digits=0,
+            better=-1,
+            absent="/",
+            speedup=lambda setting: target.baseline_rounds.get(setting, math.nan),
+        ),
+        Quantity(
+            "bytes_to_target",
+            "sent until target",
+            total(traffic),
+            lambda s, r: goal(s, r) and _any(traffic(r)),
+            "bytes",
+            better=-1,
+            absent="/",
+        ),
+        Quantity(
+            "seconds_to_target",
+            "time until target",
+            total(lambda r: r.logged("round/seconds")),
+            lambda s, r: goal(s, r) and _any(r.logged("round/seconds")),
+            "s",
+            better=-1,
+            absent="/",
+        ),
+    ]
+
+
+def costs() -> list[Quantity]:
+    """Parameters and bytes per round (S4 table 2), bytes beside the weights (S5 table III), seconds per round (S1 table 3)."""
+
+    def sent(run: Run) -> FloatArray:
+        return run.logged("round/bytes_up") + run.logged("round/bytes_down")
+
+    def extra(run: Run) -> FloatArray:
+        both = [run.logged("round/extra_bytes_up"), run.logged("round/extra_bytes_down")]
+        return np.where(np.isnan(both).all(axis=0), np.nan, np.nansum(both, axis=0))
+
+    def mean(key: str, title: str, per_round: Callable[[Run], FloatArray], unit: str, scale: float = 1.0) -> Quantity:
+        return Quantity(
+            key,
+            title,
+            lambda _, r: float(np.nanmean(per_round(r))) if _any(per_round(r)) else math.nan,
+            lambda _, r: _any(per_round(r)),
+            unit,
+            scale,
+            better=-1,
+        )
+
+    return [
+        mean("parameters_per_round", "parameters per round", lambda r: sent(r) / BYTES_PER_PARAMETER, "millions", 1e-6),
+        mean("bytes_per_round", "sent per round", sent, "bytes"),
+        mean("extra_bytes_per_round", "of it beside the weights", extra, "bytes"),
+        mean("seconds_per_round", "time per round", lambda r: r.logged("round/seconds"), "s"),
+    ]
+
+
+def fairness() -> list[Quantity]:
+    """Accuracy over clients in the last round that measured it."""
+
+    def last(key: str, instead: str = "") -> Callable[[Run], float]:
+        def value(run: Run) -> float:
+            values = run.logged(key) if _any(run.logged(key)) or not instead else run.logged(instead)
+            return float(values[np.isfinite(values)][-1]) if _any(values) else math.nan
+
+        return value
+
+    def entry(title: str, value: Callable[[Run], float], better: int, unit: str = "%") -> Quantity:
+        return Quantity(
+            "clients_" + title.replace(" %", "").replace(" ", "_"),
+            title,
+            lambda _, r: value(r),
+            lambda _, r: math.isfinite(value(r)),
+            unit,
+            100 if unit else 1.0,
+            2 if unit else 4,
+            better,
+        )
+
+    return [
+        entry("mean over clients", last("clients/accuracy_mean"), 1),
+        entry("deviation over clients", last("clients/accuracy_std", "val/accuracy_std"), -1),
+        entry("worst 10 %", last("clients/accuracy_worst10"), 1),
+        entry("best 10 %", last("clients/accuracy_best10"), 1),
+        entry("Jain index", last("clients/jain"), 1, unit=""),
+    ]
+
+
+def _any(values: FloatArray) -> bool:
+    return bool(np.isfinite(values).any())

@@ -1,0 +1,298 @@
+"""Find run folders and read what they logged, whatever state they were left in."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import yaml
+
+from flightning.errors import FlightningError
+
+__all__ = ["FloatArray", "ReportError", "Run", "find_runs", "read_run", "read_runs"]
+
+FloatArray = npt.NDArray[np.float64]
+
+KEYS = frozenset(
+    ["val/accuracy", "val/accuracy_std"]
+    + [f"round/{name}" for name in ("clients", "bytes_up", "bytes_down", "setup_bytes", "seconds")]
+    + [f"round/extra_bytes_{way}" for way in ("up", "down")]
+    + [f"clients/{name}" for name in ("accuracy_mean", "accuracy_std", "accuracy_worst10", "accuracy_best10", "jain")]
+)
+"""The logged keys that a report uses; every other column is passed over unread."""
+
+
+class ReportError(FlightningError, ValueError):
+    """Runs that cannot be put into one report."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """What one run logged.
+
+    Args:
+        folder: Where it was found.
+        model: Name of the method, such as ``"FedAvg"``.
+        data: Name of the data set.
+        partition: How the data were split, such as ``"Dirichlet(alpha=0.5)"``; empty if unknown.
+        partition_hash: Fingerprint of the split; empty if unknown.
+        seed: Seed of the run, or None if it was not logged.
+        config: Flat configuration, see :func:`flatten`.
+        rounds: Numbers of the logged rounds, ascending, counted from 1.
+        metrics: One value per logged round for each key of ``KEYS`` that was logged; NaN where it was not.
+        finished: False for a run that says it was interrupted.
+        notice: A line that must stand on top of every report of this run.
+        picture: Picture of the partition, if there is one.
+        broken: Number of unreadable log lines that were skipped.
+        problems: Sentences about files that could not be read.
+    """
+
+    folder: Path
+    model: str
+    data: str
+    partition: str
+    partition_hash: str
+    seed: int | None
+    config: Mapping[str, str]
+    rounds: npt.NDArray[np.int64]
+    metrics: Mapping[str, FloatArray]
+    finished: bool = True
+    notice: str = ""
+    picture: Path | None = None
+    broken: int = 0
+    problems: tuple[str, ...] = ()
+
+    def logged(self, key: str) -> FloatArray:
+        """Values of a key, NaN for every round in which it was not logged."""
+        return self.metrics.get(key, np.full(len(self.rounds), np.nan))
+
+
+def find_runs(paths: Iterable[Path | str]) -> list[Path]:
+    """Run folders and offline W&B logs at or below the given folders, each once.
+
+    A folder with a ``metrics.csv`` is a run, and nothing below it is another one; W&B files count only where there is no CSV.
+
+    Args:
+        paths: Run folders, or folders that contain run folders at any depth.
+
+    Returns:
+        Folders of CSV runs and ``run-*.wandb`` files, in the order of the arguments and of their names.
+
+    Raises:
+        ReportError: If a path does not exist or no run is found.
+    """
+    given = [Path(p) for p in paths]
+    found: dict[Path, Path] = {}
+    for path in given:
+        if not path.is_dir():
+            raise ReportError(
+                f"`{path}` is not a folder, but RUN_DIR must be one; give a run folder or one that holds runs."
+            )
+        for folder, below, files in os.walk(path):
+            below.sort()
+            if "metrics.csv" in files:
+                below.clear()
+                found.setdefault(Path(folder).resolve(), Path(folder))
+                continue
+            for name in sorted(files):
+                if name.startswith("run-") and name.endswith(".wandb"):
+                    found.setdefault(Path(folder, name).resolve(), Path(folder, name))
+    if not found:
+        shown = ", ".join(f"`{p}`" for p in given)
+        raise ReportError(
+            f"no run in {shown}: a run is a folder with a `metrics.csv` or an offline W&B log (`run-*.wandb`); "
+            "check the path, or make runs with `flightning fit` or `flightning compare`."
+        )
+    return list(found.values())
+
+
+def read_runs(paths: Iterable[Path | str]) -> tuple[list[Run], list[str]]:
+    """Read every run at or below the given folders.
+
+    Args:
+        paths: See :func:`find_runs`.
+
+    Returns:
+        The runs that logged an accuracy, and notes about what was skipped.
+
+    Raises:
+        ReportError: If no run logged an accuracy.
+    """
+    runs, notes = [], []
+    for path in find_runs(paths):
+        run = read_run(path)
+        notes += [f"`{path}`: {problem}" for problem in run.problems]
+        if run.broken:
+            plural = "line was" if run.broken == 1 else "lines were"
+            notes.append(
+                f"`{path}`: {run.broken} broken log {plural} skipped; totals of bytes and seconds leave these rounds out."
+            )
+        if np.isfinite(run.logged("val/accuracy")).any():
+            runs.append(run)
+        else:
+            notes.append(f"`{path}` is left out: it logged no `val/accuracy` in any round.")
+    if not runs:
+        raise ReportError(
+            f"none of the {len(notes)} runs logged `val/accuracy`, and every table needs it ({notes[0]}); "
+            "let the runs finish a round, or log the accuracy under this name."
+        )
+    return runs, notes
+
+
+def read_run(path: Path) -> Run:
+    """Read one run.
+
+    Args:
+        path: A folder with a ``metrics.csv``, or a ``run-*.wandb`` file.
+    """
+    problems: list[str] = []
+    if path.is_dir():
+        table, broken = read_csv(path / "metrics.csv")
+        summary, folder = _mapping(path / "summary.json", problems), path
+        config = _mapping(path / "config.yaml", problems) or _mapping(path / "hparams.yaml", problems)
+        picture: Path | None = path / "partition.png"
+    else:
+        from flightning.report.wandb_log import read_wandb
+
+        table, config, summary, broken = read_wandb(path)
+        folder = path.parent
+        picture = next(iter(sorted(folder.rglob("*partition*.png"))), None)
+    rounds = np.array(sorted(table), dtype=np.int64)
+    keys = sorted({key for row in table.values() for key in row})
+    flat = flatten(config)
+    data, partition = _data_and_partition(summary, config)
+    return Run(
+        folder=folder,
+        model=str(summary.get("model") or _class_name(config.get("model", config.get("_class_path"))) or folder.name),
+        data=data,
+        partition=partition,
+        partition_hash=str(summary.get("partition_hash") or ""),
+        seed=_seed(summary.get("seed", config.get("seed_everything"))),
+        config=flat,
+        rounds=rounds,
+        metrics={k: np.array([table[int(r)].get(k, np.nan) for r in rounds], dtype=np.float64) for k in keys},
+        finished=summary.get("finished") is not False,
+        notice=str(summary.get("notice") or ""),
+        picture=picture if picture is not None and picture.is_file() else None,
+        broken=broken,
+        problems=tuple(problems),
+    )
+
+
+def read_csv(path: Path) -> tuple[dict[int, dict[str, float]], int]:
+    """Read a ``metrics.csv`` and skip what a crash left half-written.
+
+    Args:
+        path: The file; without a ``round`` column, ``epoch`` (counted from 0) takes its place.
+
+    Returns:
+        ``{round: {key: value}}`` and the number of broken lines. A round that was logged again after a resume keeps the last values.
+    """
+    text = path.read_bytes().decode("utf-8", errors="replace")
+    lines = text.splitlines(keepends=True)
+    header: list[str] = []
+    table: dict[int, dict[str, float]] = {}
+    broken = 0
+    for line in lines:
+        if not line.strip():
+            continue
+        # an unterminated last line was cut by a crash: its last number may lack digits
+        cells = (
+            []
+            if "\0" in line or "\ufffd" in line or line[-1] not in "\r\n"
+            else next(csv.reader(io.StringIO(line)), [])
+        )
+        if "round" in cells or "epoch" in cells:
+            header = cells
+        elif not cells or len(cells) != len(header) or not add_row(table, dict(zip(header, cells, strict=True))):
+            broken += 1
+    return table, broken
+
+
+def add_row(table: dict[int, dict[str, float]], row: Mapping[str, Any]) -> bool:
+    """Merge one logged row into a table by its round; False if the row cannot be read.
+
+    Example:
+        >>> table: dict[int, dict[str, float]] = {}
+        >>> add_row(table, {"round": "1", "val/accuracy": "0.5", "round/seconds": ""})
+        True
+        >>> add_row(table, {"round": "2", "val/accuracy": "0.#"})
+        False
+        >>> table
+        {1: {'val/accuracy': 0.5}}
+    """
+    try:
+        number = float(row["round"]) if row.get("round") not in (None, "") else float(row["epoch"]) + 1
+        values = {k: float(v) for k, v in row.items() if k in KEYS and v not in (None, "")}
+    except (KeyError, TypeError, ValueError):
+        return False
+    if not math.isfinite(number) or number < 1 or number != int(number):
+        return False
+    table.setdefault(int(number), {}).update({k: v for k, v in values.items() if math.isfinite(v)})
+    return True
+
+
+def flatten(config: Any, prefix: str = "") -> dict[str, str]:
+    """Flat ``{dotted key: text}`` of a configuration, without the levels ``class_path`` and ``init_args``.
+
+    Example:
+        >>> flatten({"model": {"class_path": "flightning.FedProx", "init_args": {"mu": 0.1}}, "seed_everything": 0})
+        {'model': 'flightning.FedProx', 'model.mu': '0.1', 'seed_everything': '0'}
+    """
+    if isinstance(config, Mapping) and config:
+        items: Iterable[tuple[Any, Any]] = config.items()
+    elif isinstance(config, Sequence) and not isinstance(config, str) and any(isinstance(c, Mapping) for c in config):
+        items = enumerate(config)
+    else:
+        return {prefix: config if isinstance(config, str) else json.dumps(config, default=str)}
+    flat: dict[str, str] = {}
+    for name, value in items:
+        key = prefix if name in ("class_path", "init_args") else f"{prefix}.{name}" if prefix else str(name)
+        flat.update({} if name == "init_args" and not value else flatten(value, key))
+    flat.pop("", None)
+    return flat
+
+
+def _mapping(path: Path, problems: list[str]) -> dict[str, Any]:
+    """Content of a JSON or YAML file, or nothing with the reason in ``problems``."""
+    if not path.is_file():
+        return {}
+    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # ten times faster where libyaml is there
+    try:
+        text = path.read_text(encoding="utf-8")
+        content = json.loads(text) if path.suffix == ".json" else yaml.load(text, Loader=loader)  # noqa: S506
+    except (ValueError, yaml.YAMLError) as error:
+        problems.append(f"`{path.name}` cannot be read and was passed over ({str(error).splitlines()[0]}).")
+        return {}
+    return content if isinstance(content, dict) else {}
+
+
+def _class_name(node: Any) -> str:
+    """``"FedAvg"`` from a name, a class path or a node with a ``class_path``."""
+    path = node.get("class_path", "") if isinstance(node, Mapping) else node
+    return path.rpartition(".")[2] if isinstance(path, str) else ""
+
+
+def _data_and_partition(summary: Mapping[str, Any], config: Mapping[str, Any]) -> tuple[str, str]:
+    """Names of the data and of their split, from the summary or else from the configuration."""
+    data = config.get("data")
+    inner = data.get("init_args", data) if isinstance(data, Mapping) else {}
+    node = inner.get("partition") if isinstance(inner, Mapping) else None
+    partition = _class_name(node)
+    arguments = node.get("init_args") if isinstance(node, Mapping) else None
+    if partition and isinstance(arguments, Mapping):
+        partition += "(" + ", ".join(f"{k}={v}" for k, v in arguments.items()) + ")"
+    return str(summary.get("data") or _class_name(data) or "unknown data"), str(summary.get("partition") or partition)
+
+
+def _seed(value: Any) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) else None

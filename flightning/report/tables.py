@@ -1,0 +1,194 @@
+"""The tables of the papers, as data: rows of methods, columns of quantities or of settings."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import combinations
+
+import numpy as np
+
+from flightning.report.arrange import Comparison
+from flightning.report.quantities import Quantity, byte_unit, shown
+from flightning.report.runs import Run
+from flightning.report.statistics import best, estimate, final, paired_difference
+
+__all__ = ["MOST_PAIRS", "Cell", "Column", "Table", "method_tables", "pair_table"]
+
+MOST_PAIRS = 21
+"""More pairs than this (7 methods) are left to the CSV; the pages then keep the pairs with the baseline."""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One entry of a table: its text, and the numbers behind it for the CSV."""
+
+    text: str
+    mean: float = math.nan
+    std: float = math.nan
+    n: int = 0
+    low: float = math.nan
+    high: float = math.nan
+    speedup: float = math.nan
+    complete: bool = True
+    bold: bool = False
+
+
+@dataclass(frozen=True)
+class Column:
+    """Heading of a column, and what it shows."""
+
+    title: str
+    setting: str
+    quantity: str
+
+
+@dataclass(frozen=True)
+class Table:
+    """One table.
+
+    Args:
+        key: Short name, for files and labels.
+        title: Caption.
+        columns: Headings.
+        rows: Name and cells of each row.
+        notes: Sentences below the table.
+        corner: Heading of the first column.
+    """
+
+    key: str
+    title: str
+    columns: Sequence[Column]
+    rows: Sequence[tuple[str, Sequence[Cell]]]
+    notes: Sequence[str] = field(default_factory=tuple)
+    corner: str = "method"
+
+
+def method_tables(
+    key: str, title: str, quantities: Sequence[Quantity], compared: Comparison, notes: Sequence[str] = ()
+) -> list[Table]:
+    """Tables of methods: with one setting a single table of all quantities, with several one table per quantity.
+
+    Args:
+        key: Short name.
+        title: Caption.
+        quantities: What to show; quantities that no run logged are left out.
+        compared: The runs.
+        notes: Sentences below the tables.
+    """
+    parts = [quantities] if len(compared.settings) == 1 else [[q] for q in quantities]
+    tables = []
+    for part in parts:
+        columns: list[Column] = []
+        cells: list[list[Cell]] = []
+        for quantity in part:
+            for setting in compared.settings:
+                entries = _entries(quantity, setting, compared)
+                if entries is None:
+                    continue
+                unit, column = entries
+                name = f"{quantity.title} ({unit})" if unit else quantity.title
+                single = len(compared.settings) == 1
+                columns.append(
+                    Column(name if single else setting + (f" ({unit})" if unit else ""), setting, quantity.key)
+                )
+                cells.append(column)
+        if columns:
+            alone = len(compared.settings) > 1
+            tables.append(
+                Table(
+                    f"{key}-{part[0].key}" if alone else key,
+                    f"{title}: {part[0].title}" if alone else title,
+                    columns,
+                    [(m, [column[i] for column in cells]) for i, m in enumerate(compared.methods)],
+                    tuple(notes) if not tables else (),
+                )
+            )
+    return tables
+
+
+def _entries(quantity: Quantity, setting: str, compared: Comparison) -> tuple[str, list[Cell]] | None:
+    """Unit and cells of one column; None if no run logged the quantity."""
+    groups = [compared.of(setting, m) for m in compared.methods]
+    if not any(quantity.known(setting, r) for runs in groups for r in runs):
+        return None
+    found = [estimate([quantity.value(setting, r) for r in runs]) for runs in groups]
+    if quantity.spread is not None:  # one seed: the deviation may be over rounds instead
+        found = [
+            replace(e, std=quantity.spread(runs[0])) if len(runs) == 1 else e
+            for e, runs in zip(found, groups, strict=True)
+        ]
+    unit, scale = quantity.unit, quantity.scale
+    if unit == "bytes":
+        unit, scale = byte_unit([e.mean for e in found])
+    cells = []
+    for e, runs in zip(found, groups, strict=True):
+        text = shown(e.mean * scale, e.std * scale, quantity.digits) if e.n else quantity.absent if runs else "–"
+        ratio = math.nan
+        complete = e.n == len(runs) > 0
+        if quantity.absent == "/" and 0 < e.n < len(runs):
+            text += f" [{e.n} of {len(runs)}]"
+        if quantity.speedup is not None and complete:
+            ratio = quantity.speedup(setting) / e.mean
+            text += f" ({ratio:.2f}×)" if math.isfinite(ratio) else ""
+        cells.append(Cell(text, e.mean, e.std, e.n, speedup=ratio, complete=complete))
+    return unit, _mark_best(cells, quantity.better)
+
+
+def _mark_best(cells: list[Cell], better: int) -> list[Cell]:
+    """The column with its best entries bold, if there is something to choose."""
+    known = [c for c in cells if c.complete and c.n]
+    if not better or len({c.text for c in known}) < 2:
+        return cells
+    top = max(known, key=lambda c: better * c.mean)
+    return [replace(c, bold=c.complete and c.text == top.text) for c in cells]
+
+
+def pair_table(compared: Comparison, last: int = 1) -> Table | None:
+    """Differences between methods over paired seeds, in percentage points, with 95 % intervals; None for one method.
+
+    Args:
+        compared: The runs.
+        last: Number of evaluated rounds that the final accuracy is the mean of.
+    """
+    measures: list[tuple[str, Callable[[Run], float]]] = [
+        ("best", best),
+        ("final", lambda r: float(np.mean(final(r, last)))),
+    ]
+    pairs = [(b, a) for a, b in combinations(compared.methods, 2)]  # the baseline is subtracted
+    if not pairs:
+        return None
+    columns = [
+        Column(f"{name} accuracy" + (f", {s}" if len(compared.settings) > 1 else ""), s, f"{name}_difference")
+        for s in compared.settings
+        for name, _ in measures
+    ]
+    rows = []
+    for a, b in pairs:
+        cells = [_difference(compared, s, a, b, value) for s in compared.settings for _, value in measures]
+        rows.append((f"{a} − {b}", cells))
+    return Table(
+        "pairs",
+        "Paired differences over seeds (percentage points)",
+        columns,
+        rows,
+        (
+            "Mean of the differences between runs with the same seed, 95 % interval of Student's t, number of pairs; "
+            "bold where the interval leaves out zero. Intervals are not corrected for the number of comparisons.",
+        ),
+        corner="difference",
+    )
+
+
+def _difference(compared: Comparison, setting: str, a: str, b: str, value: Callable[[Run], float]) -> Cell:
+    left, right = (
+        {r.seed: value(r) for r in compared.of(setting, m) if (setting, r.seed) not in compared.unpaired}
+        for m in (a, b)
+    )
+    d = paired_difference(left, right)
+    if not d.n:
+        return Cell("–")
+    text = f"{100 * d.mean:+.2f}"
+    text += f" [{100 * d.low:+.2f}, {100 * d.high:+.2f}]" if d.n > 1 else ""
+    return Cell(f"{text} (n={d.n})".replace("-", "−"), d.mean, n=d.n, low=d.low, high=d.high, bold=d.clear)
