@@ -27,13 +27,16 @@ class _SquaredDistance(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         count = len(ctx.dtypes)
-        differences, parameters = ctx.saved_tensors[:count], ctx.saved_tensors[count:]
+        wanted = [i for i in range(count) if ctx.needs_input_grad[1 + i]]
+        kept = [ctx.saved_tensors[i] for i in wanted]
         if torch.is_grad_enabled():  # with create_graph: tie the saved values to the weights again
-            differences = [d + (p - p.detach()) for d, p in zip(differences, parameters, strict=True)]
-        wanted = ctx.needs_input_grad[1 : 1 + count]
-        kept = [d for d, want in zip(differences, wanted, strict=True) if want]
-        products = iter(torch._foreach_mul(kept, 2 * gradient) if kept else [])
-        gradients = [next(products).to(t) if want else None for t, want in zip(ctx.dtypes, wanted, strict=True)]
+            weights = [ctx.saved_tensors[count + i] for i in wanted]
+            products = [2 * gradient * (d + (w - w.detach())) for d, w in zip(kept, weights, strict=True)]
+        else:
+            products = list(torch._foreach_mul(kept, 2 * gradient)) if kept else []
+        gradients: list[Tensor | None] = [None] * count
+        for i, product in zip(wanted, products, strict=True):
+            gradients[i] = product.to(ctx.dtypes[i])
         return None, *gradients, *[None] * count
 
 
