@@ -107,6 +107,18 @@ def test_half_precision_does_not_stop_growing():
     assert value.item() == pytest.approx(25_000, rel=1e-5)
 
 
+@pytest.mark.parametrize("function", [squared_distance, lambda a, b: norm_distance(a, b) ** 2])
+def test_a_million_small_differences_add_up(function):
+    # 2^20 differences of 0.01 give 104.8576; adding up in float32 one after the other is off by 1e-3.
+    value = function([torch.full((1024, 1024), 0.01)], [torch.zeros(1024, 1024)])
+    assert value.item() == pytest.approx(104.8576, rel=1e-5)
+
+
+def test_cosine_of_a_million_weights_with_themselves_is_one():
+    x = torch.randn(1_000_000, generator=torch.Generator().manual_seed(0)) + 1
+    assert cosine([x], [3 * x]).item() == pytest.approx(1, abs=1e-6)
+
+
 def test_half_weights_with_single_precision_anchors():
     weight = torch.tensor([1.0, 2.0], dtype=torch.bfloat16, requires_grad=True)
     value = squared_distance([weight], [torch.tensor([0.0, 0.5])])
