@@ -104,6 +104,8 @@ algorithm would be ignored: write the mixins first, `class Wrong(FederatedMixin,
         self.num_clients = 0
         self.buffer_policy = "average"
         self.setup_bytes = 0
+        #: Numbers that the algorithm wants logged for this round; logged and cleared when the round ends.
+        self.round_metrics: dict[str, float] = {}
         self.client_state.declare("weights", dict)
         self.client_state.declare("optimizer", dict)
         self._taps = LayerTaps(self)

@@ -216,7 +216,8 @@ class Federation(Callback):
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Log the round."""
         setup_bytes = float(self._module.setup_bytes) if trainer.current_epoch == 0 else 0.0
-        pl_module.log_dict({**self.record.metrics(), "round/setup_bytes": setup_bytes})
+        pl_module.log_dict({**self.record.metrics(), "round/setup_bytes": setup_bytes, **self._module.round_metrics})
+        self._module.round_metrics.clear()
         self._log_round(trainer)
 
     def _log_round(self, trainer: Trainer) -> None:

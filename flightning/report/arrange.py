@@ -67,8 +67,8 @@ def arrange(runs: Sequence[Run], mixed: bool = False, baseline: str = "FedAvg") 
     if len(settings) > 1 and not mixed:
         shown = ", ".join(f"`{s}`" for s in settings[:10])
         raise ReportError(
-            f"the runs are of {len(settings)} different settings ({shown}), and one table compares runs of the same data and "
-            "partition; report them one by one, or pass `--mixed` for one column per setting."
+            f"the runs are of {len(settings)} different settings ({shown}), and one table compares runs of the same "
+            "data and partition; report them one by one, or pass `--mixed` for one column per setting."
         )
     labels, notes = _labels(runs, named)
     cells: dict[tuple[str, str], list[Run]] = {}
@@ -77,8 +77,9 @@ def arrange(runs: Sequence[Run], mixed: bool = False, baseline: str = "FedAvg") 
         for other in others:
             if other.seed == run.seed:
                 raise ReportError(
-                    f"`{label}` with seed {run.seed} on `{setting}` was found twice, in `{other.folder}` and `{run.folder}`, "
-                    "with the same configuration, and a method has one run per seed; leave one of the folders out."
+                    f"`{label}` with seed {run.seed} on `{setting}` was found twice, in `{other.folder}` and "
+                    f"`{run.folder}`, with the same configuration, and a method has one run per seed; leave one of the "
+                    "folders out."
                 )
         others.append(run)
     for group in cells.values():
@@ -131,8 +132,8 @@ def changes_learning(key: str) -> bool:
     """Whether a key of the configuration can change what is learned.
 
     Example:
-        >>> changes_learning("model.mu"), changes_learning("trainer.logger.save_dir"), changes_learning("seed_everything")
-        (True, False, False)
+        >>> changes_learning("model.mu"), changes_learning("trainer.logger.save_dir")
+        (True, False)
     """
     parts = key.split(".")
     if parts[0] == "trainer":
@@ -141,7 +142,7 @@ def changes_learning(key: str) -> bool:
 
 
 def _labels(runs: Sequence[Run], settings: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Name of the method of each run: the model, and the arguments in which runs of this model differ in one setting."""
+    """Method of each run: the model, and the arguments in which runs of this model differ in one setting."""
     values: dict[tuple[str, str, str], set[str]] = {}
     for run, setting in zip(runs, settings, strict=True):
         for key, value in run.config.items():
@@ -164,8 +165,8 @@ def _labels(runs: Sequence[Run], settings: Sequence[str]) -> tuple[list[str], li
         labels.append(f"{run.model} (variant {known.setdefault(parts, len(known) + 1)})")
     for model, found_variants in variants.items():
         notes.append(
-            f"`{model}` was run with {len(found_variants)} configurations that differ in {len(differing[model])} arguments: "
-            "they are shown as variants, and the configurations list what differs."
+            f"`{model}` was run with {len(found_variants)} configurations that differ in {len(differing[model])} "
+            "arguments: they are shown as variants, and the configurations list what differs."
         )
     return labels, notes
 
@@ -189,8 +190,9 @@ def _unpaired(
                 if not mixed:
                     raise ReportError(
                         f"`{other}` and `{method}` with seed {run.seed} on `{setting}` have different partitions "
-                        f"(`partition_hash` {known} and {run.partition_hash}), and one table compares runs of the same data "
-                        "and partition; run both with the same seed and data, or pass `--mixed` to see them without paired tests."
+                        f"(`partition_hash` {known} and {run.partition_hash}), and one table compares runs of the same "
+                        "data and partition; run both on the same split, or pass `--mixed` to see them without paired "
+                        "tests."
                     )
                 unpaired.add((setting, run.seed))
     for setting, seed in sorted(unpaired, key=str):
@@ -212,8 +214,8 @@ def _note_gaps(
             if missing:
                 plural = "seeds" if len(missing) > 1 else "seed"
                 notes.append(
-                    f"`{method}`{place} lacks {plural} {', '.join(map(str, missing))}: its mean is over {len(group)} of "
-                    f"{len(seeds)} seeds, and paired tests use the seeds that both methods have."
+                    f"`{method}`{place} lacks {plural} {', '.join(map(str, missing))}: its mean is over {len(group)} "
+                    f"of {len(seeds)} seeds, and paired tests use the seeds that both methods have."
                 )
             longest = max(int(r.rounds[-1]) for r in group)
             for run in group:

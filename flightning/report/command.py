@@ -61,13 +61,13 @@ def report(
 ) -> Report:
     """Compare runs and write the tables of the papers, learning curves and one self-contained page.
 
-    Written into ``out``: ``report.html``, ``report.md``, ``report.tex``, ``report.csv`` (one line per entry of a table),
-    ``runs.csv`` (one line per run) and ``accuracy_over_{rounds,bytes,seconds}.{png,pdf}``.
+    Written into ``out``: ``report.html``, ``report.md``, ``report.tex``, ``report.csv`` (one line per entry of a
+    table), ``runs.csv`` (one line per run) and ``accuracy_over_{rounds,bytes,seconds}.{png,pdf}``.
 
     Args:
         runs: Run folders, or folders that contain run folders at any depth.
-        target: Accuracy in (0, 1] that "rounds to target" speaks of, or ``"fedavg-final"`` for the final accuracy of the
-            baseline with the same seed.
+        target: Accuracy in (0, 1] that "rounds to target" speaks of, or ``"fedavg-final"`` for the final accuracy
+            of the baseline with the same seed.
         out: Folder to write to.
         mixed: Whether runs of different data or partitions may stand side by side, one column each.
         baseline: Method that speed-ups refer to.
@@ -126,8 +126,8 @@ def _tables(compared: Comparison, target: Target | None, last: int) -> list[Tabl
     tables = method_tables("accuracy", "Accuracy", accuracies(last), compared, [*about, *compared.notes])
     if target is not None:
         notes = [
-            f"Target: {target.text}. First round that reaches it, and what was sent up and down by all clients until then; "
-            "/ means not reached, [k of n] that k of n seeds reached it (the mean is over these).",
+            f"Target: {target.text}. First round that reaches it, and what was sent up and down by all clients until "
+            "then; / means not reached, [k of n] that k of n seeds reached it (the mean is over these).",
             *target.notes,
         ]
         tables += method_tables("target", "Reaching the target", to_target(target), compared, notes)

@@ -79,8 +79,8 @@ def looks(methods: Sequence[str]) -> dict[str, Look]:
 def panels(compared: Comparison) -> list[Panel]:
     """All curves, setting by setting; an axis that no run of a setting logged is left out.
 
-    At each round the mean is over the seeds of the method, of the accuracy as well as of the bytes or seconds so far; only
-    rounds that every seed evaluated count, so that a run that stopped early cannot bend the curve.
+    At each round the mean is over the seeds of the method, of the accuracy as well as of the bytes or seconds so far.
+    Only rounds that every seed evaluated count, so that a run that stopped early cannot bend the curve.
 
     Args:
         compared: The runs.

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from flightning.report.arrange import Comparison
-from flightning.report.quantities import Quantity
+from flightning.report.quantities import MINUS, NOTHING, TIMES, Quantity
 from flightning.report.tables import Cell, Table
 
 __all__ = ["latex", "latex_text", "markdown", "runs_csv", "tables_csv"]
@@ -30,9 +30,9 @@ LATEX_SIGNS = {
     ">": r"$>$",
     "|": r"$|$",
     "±": r"$\pm$",
-    "×": r"$\times$",
-    "−": r"$-$",
-    "–": "--",
+    TIMES: r"$\times$",
+    MINUS: r"$-$",
+    NOTHING: "--",
 }
 
 
@@ -98,7 +98,7 @@ def latex(table: Table) -> str:
 
 
 def tables_csv(tables: Sequence[Table]) -> str:
-    """All tables as one CSV with a line per entry: plain numbers (accuracies as fractions, bytes as bytes) and the text.
+    """All tables as one CSV, a line per entry: plain numbers (accuracies as fractions, bytes as bytes) and the text.
 
     Args:
         tables: The tables.

@@ -13,6 +13,7 @@ from typing import Any
 from flightning.report.arrange import Comparison, changes_learning
 from flightning.report.assets import CSS, JS
 from flightning.report.curves import Look, Panel
+from flightning.report.quantities import NOTHING
 from flightning.report.svg import AREA, WIDTH, chart, frame, swatch, thin
 from flightning.report.tables import Table
 from flightning.version import __version__
@@ -108,15 +109,16 @@ def _curves(panels: Sequence[Panel], look: Mapping[str, Look]) -> str:
         for i, (method, style) in enumerate(look.items())
     )
     parts = [
-        '<p class="soft">Mean over seeds; the band is one standard deviation. Click a method to hide or show it, double-click '
-        "to see it alone.</p>",
+        '<p class="soft">Mean over seeds; the band is one standard deviation. Click a method to hide or show it, '
+        "double-click to see it alone.</p>",
         f'<div class="legend">{buttons}<button type="button" id="all">show all</button></div>',
     ]
     settings = list(dict.fromkeys(p.setting for p in panels))
     for setting in settings:
         parts.append(f"<h3>{escape(setting)}</h3>" if len(settings) > 1 else "")
         charts = (
-            f'<figure><figcaption>accuracy (%) over {escape(p.title)}</figcaption>{chart(p, look, i)}<div class="tip"></div></figure>'
+            f"<figure><figcaption>accuracy (%) over {escape(p.title)}</figcaption>{chart(p, look, i)}"
+            '<div class="tip"></div></figure>'
             for i, p in enumerate(panels)
             if p.setting == setting
         )
@@ -152,19 +154,14 @@ def _pictures(compared: Comparison) -> str:
         run = next(runs, None)
         if run is None or run.picture is None:
             continue
-        content = run.picture.read_bytes()
-        total += len(content)
-        caption = f"{setting}, seed {run.seed}"
-        if total > MOST_PICTURE_BYTES:
-            total -= len(content)
-            figures.append(
-                f"<figure><figcaption>{escape(caption)}</figcaption><p>{_prose(f'Too large for this page: `{run.picture}`')}</p></figure>"
-            )
-            continue
-        uri = "data:image/png;base64," + base64.b64encode(content).decode()
-        figures.append(
-            f'<figure><figcaption>{escape(caption)}</figcaption><img alt="partition: {escape(caption)}" src="{uri}"></figure>'
-        )
+        content, caption = run.picture.read_bytes(), escape(f"{setting}, seed {run.seed}")
+        if total + len(content) > MOST_PICTURE_BYTES:
+            shown = f"<p>too large for this page: <code>{escape(str(run.picture))}</code></p>"
+        else:
+            total += len(content)
+            uri = "data:image/png;base64," + base64.b64encode(content).decode()
+            shown = f'<img alt="partition: {caption}" src="{uri}">'
+        figures.append(f"<figure><figcaption>{caption}</figcaption>{shown}</figure>")
     return f'<div class="pictures">{"".join(figures)}</div>' if figures else ""
 
 
@@ -176,7 +173,7 @@ def _configs(compared: Comparison) -> str:
         return ""
     values: dict[str, list[list[str]]] = {}
     for key in keys:
-        values[key] = [list(dict.fromkeys(r.config.get(key, "–") for r in compared.runs[c])) for c in columns]
+        values[key] = [list(dict.fromkeys(r.config.get(key, NOTHING) for r in compared.runs[c])) for c in columns]
     # what differs between the seeds of every method is a seed or a folder, not a difference between methods
     differs = {k: len({tuple(v) for v in vs}) > 1 and min(map(len, vs)) == 1 for k, vs in values.items()}
     keys.sort(key=lambda k: (not differs[k], not changes_learning(k)))
@@ -185,8 +182,8 @@ def _configs(compared: Comparison) -> str:
     head = "".join(f'<th scope="col">{escape(m)}{f"<br>{escape(s)}" if several else ""}</th>' for s, m in columns)
     differing = sum(differs.values())
     return (
-        f'<input type="checkbox" id="only"{" checked" if differing else ""}><label for="only">only the {differing} that differ '
-        "(≠)</label>"
+        f'<input type="checkbox" id="only"{" checked" if differing else ""}><label for="only">only the '
+        f"{differing} that differ (≠)</label>"
         f'<div class="scroll config"><table><thead><tr><th scope="col">key</th>{head}</tr></thead>'
         f"<tbody>{''.join(rows)}</tbody></table></div>"
     )

@@ -12,7 +12,21 @@ from flightning.report.runs import FloatArray, Run
 from flightning.report.statistics import best, cumulative, estimate, final, traffic
 from flightning.report.target import Target
 
-__all__ = ["BYTES_PER_PARAMETER", "Quantity", "accuracies", "byte_unit", "costs", "fairness", "shown", "to_target"]
+__all__ = [
+    "BYTES_PER_PARAMETER",
+    "MINUS",
+    "NOTHING",
+    "TIMES",
+    "Quantity",
+    "accuracies",
+    "byte_unit",
+    "costs",
+    "fairness",
+    "shown",
+    "to_target",
+]
+
+MINUS, NOTHING, TIMES = "\N{MINUS SIGN}", "\N{EN DASH}", "\N{MULTIPLICATION SIGN}"
 
 BYTES_PER_PARAMETER = 4
 """Weights travel as 32-bit floats."""
@@ -44,7 +58,7 @@ class Quantity:
     scale: float = 1.0
     digits: int | None = None
     better: int = 0
-    absent: str = "–"
+    absent: str = NOTHING
     spread: Callable[[Run], float] | None = None
     speedup: Callable[[str], float] | None = None
 
@@ -157,7 +171,7 @@ def to_target(target: Target) -> list[Quantity]:
 
 
 def costs() -> list[Quantity]:
-    """Parameters and bytes per round (S4 table 2), bytes beside the weights (S5 table III), seconds per round (S1 table 3)."""
+    """Parameters and bytes (S4 table 2), bytes beside the weights (S5 table III) and seconds (S1 table 3) per round."""
 
     def sent(run: Run) -> FloatArray:
         return run.logged("round/bytes_up") + run.logged("round/bytes_down")

@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import csv
 import io
-import json
 import math
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import yaml
 
 from flightning.errors import FlightningError
+from flightning.report.configuration import class_name, data_and_partition, flatten, load_mapping
 
 __all__ = ["FloatArray", "ReportError", "Run", "find_runs", "read_run", "read_runs"]
 
@@ -46,7 +45,7 @@ class Run:
         partition: How the data were split, such as ``"Dirichlet(alpha=0.5)"``; empty if unknown.
         partition_hash: Fingerprint of the split; empty if unknown.
         seed: Seed of the run, or None if it was not logged.
-        config: Flat configuration, see :func:`flatten`.
+        config: Flat configuration, see :func:`flightning.report.configuration.flatten`.
         rounds: Numbers of the logged rounds, ascending, counted from 1.
         metrics: One value per logged round for each key of ``KEYS`` that was logged; NaN where it was not.
         finished: False for a run that says it was interrupted.
@@ -79,7 +78,8 @@ class Run:
 def find_runs(paths: Iterable[Path | str]) -> list[Path]:
     """Run folders and offline W&B logs at or below the given folders, each once.
 
-    A folder with a ``metrics.csv`` is a run, and nothing below it is another one; W&B files count only where there is no CSV.
+    A folder with a ``metrics.csv`` is a run, and nothing below it is another one, so a run that was logged twice counts
+    once.
 
     Args:
         paths: Run folders, or folders that contain run folders at any depth.
@@ -134,7 +134,7 @@ def read_runs(paths: Iterable[Path | str]) -> tuple[list[Run], list[str]]:
         if run.broken:
             plural = "line was" if run.broken == 1 else "lines were"
             notes.append(
-                f"`{path}`: {run.broken} broken log {plural} skipped; totals of bytes and seconds leave these rounds out."
+                f"`{path}`: {run.broken} broken log {plural} skipped; sums of bytes and seconds lack these rounds."
             )
         if np.isfinite(run.logged("val/accuracy")).any():
             runs.append(run)
@@ -157,8 +157,8 @@ def read_run(path: Path) -> Run:
     problems: list[str] = []
     if path.is_dir():
         table, broken = read_csv(path / "metrics.csv")
-        summary, folder = _mapping(path / "summary.json", problems), path
-        config = _mapping(path / "config.yaml", problems) or _mapping(path / "hparams.yaml", problems)
+        summary, folder = load_mapping(path / "summary.json", problems), path
+        config = load_mapping(path / "config.yaml", problems) or load_mapping(path / "hparams.yaml", problems)
         picture: Path | None = path / "partition.png"
     else:
         from flightning.report.wandb_log import read_wandb
@@ -169,10 +169,10 @@ def read_run(path: Path) -> Run:
     rounds = np.array(sorted(table), dtype=np.int64)
     keys = sorted({key for row in table.values() for key in row})
     flat = flatten(config)
-    data, partition = _data_and_partition(summary, config)
+    data, partition = data_and_partition(summary, config)
     return Run(
         folder=folder,
-        model=str(summary.get("model") or _class_name(config.get("model", config.get("_class_path"))) or folder.name),
+        model=str(summary.get("model") or class_name(config.get("model", config.get("_class_path"))) or folder.name),
         data=data,
         partition=partition,
         partition_hash=str(summary.get("partition_hash") or ""),
@@ -195,7 +195,8 @@ def read_csv(path: Path) -> tuple[dict[int, dict[str, float]], int]:
         path: The file; without a ``round`` column, ``epoch`` (counted from 0) takes its place.
 
     Returns:
-        ``{round: {key: value}}`` and the number of broken lines. A round that was logged again after a resume keeps the last values.
+        ``{round: {key: value}}`` and the number of broken lines. A round that was logged again after a resume keeps
+        the last values.
     """
     text = path.read_bytes().decode("utf-8", errors="replace")
     lines = text.splitlines(keepends=True)
@@ -239,59 +240,6 @@ def add_row(table: dict[int, dict[str, float]], row: Mapping[str, Any]) -> bool:
         return False
     table.setdefault(int(number), {}).update({k: v for k, v in values.items() if math.isfinite(v)})
     return True
-
-
-def flatten(config: Any, prefix: str = "") -> dict[str, str]:
-    """Flat ``{dotted key: text}`` of a configuration, without the levels ``class_path`` and ``init_args``.
-
-    Example:
-        >>> flatten({"model": {"class_path": "flightning.FedProx", "init_args": {"mu": 0.1}}, "seed_everything": 0})
-        {'model': 'flightning.FedProx', 'model.mu': '0.1', 'seed_everything': '0'}
-    """
-    if isinstance(config, Mapping) and config:
-        items: Iterable[tuple[Any, Any]] = config.items()
-    elif isinstance(config, Sequence) and not isinstance(config, str) and any(isinstance(c, Mapping) for c in config):
-        items = enumerate(config)
-    else:
-        return {prefix: config if isinstance(config, str) else json.dumps(config, default=str)}
-    flat: dict[str, str] = {}
-    for name, value in items:
-        key = prefix if name in ("class_path", "init_args") else f"{prefix}.{name}" if prefix else str(name)
-        flat.update({} if name == "init_args" and not value else flatten(value, key))
-    flat.pop("", None)
-    return flat
-
-
-def _mapping(path: Path, problems: list[str]) -> dict[str, Any]:
-    """Content of a JSON or YAML file, or nothing with the reason in ``problems``."""
-    if not path.is_file():
-        return {}
-    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # ten times faster where libyaml is there
-    try:
-        text = path.read_text(encoding="utf-8")
-        content = json.loads(text) if path.suffix == ".json" else yaml.load(text, Loader=loader)  # noqa: S506
-    except (ValueError, yaml.YAMLError) as error:
-        problems.append(f"`{path.name}` cannot be read and was passed over ({str(error).splitlines()[0]}).")
-        return {}
-    return content if isinstance(content, dict) else {}
-
-
-def _class_name(node: Any) -> str:
-    """``"FedAvg"`` from a name, a class path or a node with a ``class_path``."""
-    path = node.get("class_path", "") if isinstance(node, Mapping) else node
-    return path.rpartition(".")[2] if isinstance(path, str) else ""
-
-
-def _data_and_partition(summary: Mapping[str, Any], config: Mapping[str, Any]) -> tuple[str, str]:
-    """Names of the data and of their split, from the summary or else from the configuration."""
-    data = config.get("data")
-    inner = data.get("init_args", data) if isinstance(data, Mapping) else {}
-    node = inner.get("partition") if isinstance(inner, Mapping) else None
-    partition = _class_name(node)
-    arguments = node.get("init_args") if isinstance(node, Mapping) else None
-    if partition and isinstance(arguments, Mapping):
-        partition += "(" + ", ".join(f"{k}={v}" for k, v in arguments.items()) + ")"
-    return str(summary.get("data") or _class_name(data) or "unknown data"), str(summary.get("partition") or partition)
 
 
 def _seed(value: Any) -> int | None:

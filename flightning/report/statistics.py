@@ -109,7 +109,7 @@ def reached(run: Run, target: float) -> int | None:
 
 
 def traffic(run: Run) -> FloatArray:
-    """Bytes of each round, up and down, all clients, with the one-off bytes in the round that logged them; NaN if unknown."""
+    """Bytes of each round, up and down, all clients, one-off bytes in the round that logged them; NaN if unknown."""
     both = [run.logged("round/bytes_up"), run.logged("round/bytes_down")]
     unknown = np.isnan(both).all(axis=0)
     total = np.nansum([*both, run.logged("round/setup_bytes")], axis=0)

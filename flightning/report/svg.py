@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from html import escape
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -79,24 +80,24 @@ def chart(panel: Panel, look: Mapping[str, Look], index: int) -> str:
     x0, x1, y0, y1 = frame(panel)
     left, top, right, bottom = AREA
 
-    def across(x: FloatArray) -> FloatArray:
+    def across(x: Any) -> Any:
         return left + (x - x0) / (x1 - x0) * (right - left)
 
-    def down(y: FloatArray) -> FloatArray:
+    def down(y: Any) -> Any:
         return bottom - (y - y0) / (y1 - y0) * (bottom - top)
 
     parts = [
         f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" data-panel="{index}" '
         f'aria-label="{escape(f"accuracy over {panel.title}, {panel.setting}")}">'
     ]
-    for y in ticks(y0, y1):
-        at = float(down(np.float64(y)))
+    for value in ticks(y0, y1):
+        at = down(value)
         parts.append(f'<path class="grid" d="M{left:g},{at:.1f}H{right:g}"/>')
-        parts.append(f'<text x="{left - 6:g}" y="{at + 4:.1f}" text-anchor="end">{y:g}</text>')
-    for x in ticks(x0, x1):
-        at = float(across(np.float64(x)))
+        parts.append(f'<text x="{left - 6:g}" y="{at + 4:.1f}" text-anchor="end">{value:g}</text>')
+    for value in ticks(x0, x1):
+        at = across(value)
         parts.append(f'<path class="tick" d="M{at:.1f},{bottom:g}v4"/>')
-        parts.append(f'<text x="{at:.1f}" y="{bottom + 17:g}" text-anchor="middle">{_short(x)}</text>')
+        parts.append(f'<text x="{at:.1f}" y="{bottom + 17:g}" text-anchor="middle">{_short(value)}</text>')
     parts.append(f'<path class="axis" d="M{left:g},{bottom:g}H{right:g}"/>')
     parts.append(f'<text x="{(left + right) / 2:g}" y="{HEIGHT - 6}" text-anchor="middle">{escape(panel.title)}</text>')
     order = {method: i for i, method in enumerate(look)}

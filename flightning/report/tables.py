@@ -10,7 +10,7 @@ from itertools import combinations
 import numpy as np
 
 from flightning.report.arrange import Comparison
-from flightning.report.quantities import Quantity, byte_unit, shown
+from flightning.report.quantities import MINUS, NOTHING, TIMES, Quantity, byte_unit, shown
 from flightning.report.runs import Run
 from flightning.report.statistics import best, estimate, final, paired_difference
 
@@ -78,7 +78,7 @@ def method_tables(
         notes: Sentences below the tables.
     """
     parts = [quantities] if len(compared.settings) == 1 else [[q] for q in quantities]
-    tables = []
+    tables: list[Table] = []
     for part in parts:
         columns: list[Column] = []
         cells: list[list[Cell]] = []
@@ -124,14 +124,14 @@ def _entries(quantity: Quantity, setting: str, compared: Comparison) -> tuple[st
         unit, scale = byte_unit([e.mean for e in found])
     cells = []
     for e, runs in zip(found, groups, strict=True):
-        text = shown(e.mean * scale, e.std * scale, quantity.digits) if e.n else quantity.absent if runs else "–"
+        text = shown(e.mean * scale, e.std * scale, quantity.digits) if e.n else quantity.absent if runs else NOTHING
         ratio = math.nan
         complete = e.n == len(runs) > 0
         if quantity.absent == "/" and 0 < e.n < len(runs):
             text += f" [{e.n} of {len(runs)}]"
         if quantity.speedup is not None and complete:
             ratio = quantity.speedup(setting) / e.mean
-            text += f" ({ratio:.2f}×)" if math.isfinite(ratio) else ""
+            text += f" ({ratio:.2f}{TIMES})" if math.isfinite(ratio) else ""
         cells.append(Cell(text, e.mean, e.std, e.n, speedup=ratio, complete=complete))
     return unit, _mark_best(cells, quantity.better)
 
@@ -167,7 +167,7 @@ def pair_table(compared: Comparison, last: int = 1) -> Table | None:
     rows = []
     for a, b in pairs:
         cells = [_difference(compared, s, a, b, value) for s in compared.settings for _, value in measures]
-        rows.append((f"{a} − {b}", cells))
+        rows.append((f"{a} {MINUS} {b}", cells))
     return Table(
         "pairs",
         "Paired differences over seeds (percentage points)",
@@ -188,7 +188,7 @@ def _difference(compared: Comparison, setting: str, a: str, b: str, value: Calla
     )
     d = paired_difference(left, right)
     if not d.n:
-        return Cell("–")
+        return Cell(NOTHING)
     text = f"{100 * d.mean:+.2f}"
     text += f" [{100 * d.low:+.2f}, {100 * d.high:+.2f}]" if d.n > 1 else ""
-    return Cell(f"{text} (n={d.n})".replace("-", "−"), d.mean, n=d.n, low=d.low, high=d.high, bold=d.clear)
+    return Cell(f"{text} (n={d.n})".replace("-", MINUS), d.mean, n=d.n, low=d.low, high=d.high, bold=d.clear)

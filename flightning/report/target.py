@@ -72,8 +72,8 @@ def parse_target(target: str | float) -> float | None:
 def set_target(target: str | float, compared: Comparison, last: int = 1) -> Target | None:
     """Target of every setting and seed.
 
-    The final accuracy of the baseline is taken from its run with the same seed, which has the same partition; a seed that
-    the baseline lacks gets the mean over its seeds. As in the papers, the baseline then counts with all its rounds.
+    The final accuracy of the baseline is taken from its run with the same seed, which has the same partition; a seed
+    that the baseline lacks gets the mean over its seeds. As in the papers, the baseline counts with all its rounds.
 
     Args:
         target: An accuracy, or ``"fedavg-final"`` for the final accuracy of the baseline.

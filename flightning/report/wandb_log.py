@@ -7,10 +7,12 @@ ships a reader for it, so the framing is read here and the payloads with W&B's o
 
 from __future__ import annotations
 
+import importlib
 import json
 import struct
 import zlib
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +39,7 @@ def records(content: bytes) -> Iterator[bytes | None]:
         >>> list(records(b":W&B" + bytes([0xE1, 0xBE, 0]) + record + record[:-1]))
         [b'hello', None]
     """
-    position, parts = len(HEADER), []
+    position, parts = len(HEADER), list[bytes]()
     while position < len(content):
         left = BLOCK - position % BLOCK
         if left < 7:
@@ -78,8 +80,9 @@ def read_wandb(path: Path) -> tuple[dict[int, dict[str, float]], dict[str, Any],
         ReportError: If the file is not a W&B log.
     """
     try:
-        from google.protobuf.message import DecodeError
         from wandb.proto import wandb_internal_pb2
+
+        decode_error = importlib.import_module("google.protobuf.message").DecodeError
     except ImportError as error:
         raise ConfigurationError(
             f"`{path}` is a W&B log and reading it needs the package `wandb`; install `flightning[wandb]`, "
@@ -90,41 +93,50 @@ def read_wandb(path: Path) -> tuple[dict[int, dict[str, float]], dict[str, Any],
         raise ReportError(
             f"`{path}` does not start like a W&B log (`:W&B`); leave it out or sync it again from its machine."
         )
-    table: dict[int, dict[str, float]] = {}
-    config: dict[str, Any] = {}
-    summary: dict[str, Any] = {}
-    broken, finished, name = 0, False, ""
+    log = _Log()
     for payload in records(content):
-        if payload is None:
-            broken += 1
-            continue
-        record = wandb_internal_pb2.Record()
         try:
-            record.ParseFromString(payload)
-            kind = record.WhichOneof("record_type")
-            if kind == "run":
-                name = record.run.display_name
-                config.update(_items(record.run.config.update))
-                summary.update(_items(record.run.summary.update))
-            elif kind == "config":
-                config.update(_items(record.config.update))
-            elif kind == "summary":
-                summary.update(_items(record.summary.update))
-            elif kind == "exit":
-                finished = record.exit.exit_code == 0
-            elif kind == "history":
-                row = _items(record.history.item)
-                # rows of the machine's own statistics belong to no round
-                broken += ("round" in row or "epoch" in row) and not add_row(table, row)
-        except (DecodeError, ValueError):
-            broken += 1
+            log.add(wandb_internal_pb2.Record.FromString(payload) if payload is not None else None)
+        except (decode_error, ValueError):
+            log.broken += 1
     for key in ("partition", "partition_hash", "seed", "notice"):
-        if key in config and not isinstance(config[key], dict):
-            summary.setdefault(key, config[key])
-    summary.setdefault("finished", finished)
-    if not any(key in config for key in ("model", "_class_path")):
-        summary.setdefault("model", name)
-    return table, config, summary, broken
+        if key in log.config and not isinstance(log.config[key], dict):
+            log.summary.setdefault(key, log.config[key])
+    log.summary.setdefault("finished", log.finished)
+    if not any(key in log.config for key in ("model", "_class_path")):
+        log.summary.setdefault("model", log.name)
+    return log.table, log.config, log.summary, log.broken
+
+
+@dataclass
+class _Log:
+    """What the records read so far say."""
+
+    table: dict[int, dict[str, float]] = field(default_factory=dict)
+    config: dict[str, Any] = field(default_factory=dict)
+    summary: dict[str, Any] = field(default_factory=dict)
+    broken: int = 0
+    finished: bool = False
+    name: str = ""
+
+    def add(self, record: Any) -> None:
+        kind = record.WhichOneof("record_type") if record is not None else "broken"
+        if kind == "broken":
+            self.broken += 1
+        elif kind == "run":
+            self.name = record.run.display_name
+            self.config.update(_items(record.run.config.update))
+            self.summary.update(_items(record.run.summary.update))
+        elif kind == "config":
+            self.config.update(_items(record.config.update))
+        elif kind == "summary":
+            self.summary.update(_items(record.summary.update))
+        elif kind == "exit":
+            self.finished = record.exit.exit_code == 0
+        elif kind == "history":
+            row = _items(record.history.item)
+            # rows of the machine's own statistics belong to no round
+            self.broken += ("round" in row or "epoch" in row) and not add_row(self.table, row)
 
 
 def _items(items: Iterable[Any]) -> dict[str, Any]:
