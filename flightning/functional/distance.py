@@ -145,7 +145,7 @@ def _rows(vector: Tensor, length: int = 2048) -> list[Tensor]:
     """Views of a vector as rows of one length and the rest."""
     whole = vector.numel() // length * length
     rows = [vector[:whole].view(-1, length)] if whole else []
-    return rows if whole == vector.numel() else [*rows, vector[whole:].view(1, -1)]
+    return [*rows, vector[whole:].unsqueeze(0)]
 
 
 def _check_same_shapes(a: Sequence[Tensor], b: Sequence[Tensor]) -> None:

@@ -144,6 +144,7 @@ def test_generators_of_tensors_are_read_once():
 
 def test_nothing_is_at_distance_zero():
     assert squared_distance([], []) == 0
+    assert squared_distance([torch.zeros(0, 3)], [torch.zeros(0, 3)]) == 0
 
 
 def test_norm_distance_is_the_root():
