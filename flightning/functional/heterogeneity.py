@@ -9,12 +9,14 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from torch import Tensor
 
 __all__ = [
     "Heterogeneity",
     "classes_held",
     "earth_mover_distance",
     "effective_classes",
+    "feature_shift",
     "gini",
     "hellinger",
     "jensen_shannon",
@@ -147,6 +149,31 @@ def hellinger(counts: Counts) -> Values:
     root = np.sqrt(_distributions(counts)[0])
     # 1 - <sqrt p, sqrt q> is the squared distance; rounding may leave it a hair below zero
     return np.sqrt(np.clip(1.0 - root @ root.T, 0.0, None))
+
+
+def feature_shift(inputs: Sequence[Tensor]) -> tuple[Values, Values]:
+    """How far the pixel-wise mean and variance of each client's inputs lie from those of all clients together.
+
+    Args:
+        inputs: Inputs of each client, samples first, none empty.
+
+    Returns:
+        For each client the root mean square difference of the means and that of the variances.
+
+    Example:
+        >>> import torch
+        >>> mean, variance = feature_shift([torch.zeros(2, 3), torch.ones(2, 3)])
+        >>> mean.tolist(), variance.tolist()
+        ([0.5, 0.5], [0.25, 0.25])
+    """
+    flat = [x.reshape(len(x), -1).double() for x in inputs]
+    sizes = np.array([len(x) for x in flat])
+    means = np.stack([x.mean(dim=0).numpy() for x in flat])
+    squares = np.stack([x.square().mean(dim=0).numpy() for x in flat])
+    weights = sizes / sizes.sum()
+    variances, mean = squares - means**2, weights @ means
+    variance = weights @ squares - mean**2
+    return np.sqrt(((means - mean) ** 2).mean(axis=1)), np.sqrt(((variances - variance) ** 2).mean(axis=1))
 
 
 @dataclass(frozen=True)

@@ -2,39 +2,24 @@
 
 from __future__ import annotations
 
-import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from flightning.errors import ConfigurationError, PartitionError
+from flightning.datamodules.settings import Settings
+from flightning.errors import PartitionError
 from flightning.functional.partition import proportional_test_split
 
-__all__ = ["Partitioner", "require"]
+__all__ = ["Partitioner"]
 
 # keeps the stream apart from those of other parts that use the same seed
 _STREAM = int.from_bytes(b"partition", "big")
 
 
-def require(condition: bool, name: str, value: object, rule: str, remedy: str) -> None:
-    """Refuse a setting with its value, the rule it breaks and the remedy.
-
-    Raises:
-        ConfigurationError: When ``condition`` is false.
-
-    Example:
-        >>> require(False, "alpha", -1, "must be > 0", "use 100 for nearly IID clients")
-        Traceback (most recent call last):
-        flightning.errors.ConfigurationError: `alpha` must be > 0, got -1: use 100 for nearly IID clients.
-    """
-    if not condition:
-        raise ConfigurationError(f"`{name}` {rule}, got {value!r}: {remedy}.")
-
-
-class Partitioner(ABC):
+class Partitioner(Settings, ABC):
     """Rule that deals sample indices to clients.
 
     A rule of your own needs one method, :meth:`split`; seeding and checks come with the call.
@@ -48,9 +33,6 @@ class Partitioner(ABC):
         >>> EveryOther()
         EveryOther()
     """
-
-    shown: ClassVar[tuple[str, ...]] = ()
-    """Arguments that the representation shows even at their default."""
 
     @abstractmethod
     def split(
@@ -157,14 +139,6 @@ class Partitioner(ABC):
             raise PartitionError(
                 f"`{self!r}` gave a sample to two clients: deal each once, or let `allows_overlap` return True."
             )
-
-    def __repr__(self) -> str:
-        arguments = []
-        for name, parameter in inspect.signature(type(self)).parameters.items():
-            value = getattr(self, name, parameter.default)
-            if name in self.shown or value != parameter.default:
-                arguments.append(f"{name}={value!r}")
-        return f"{type(self).__name__}({', '.join(arguments)})"
 
 
 def _check_labels(labels: npt.ArrayLike) -> npt.NDArray[np.int64]:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from typing import get_args
 
 import numpy as np
 import numpy.typing as npt
 
-from flightning.datamodules.partitioners.base import Partitioner, require
+from flightning.datamodules.partitioners.base import Partitioner
+from flightning.datamodules.settings import require
 from flightning.functional.partition import (
     Assignment,
     classes_split,
@@ -63,7 +65,13 @@ class Dirichlet(Partitioner):
     def __init__(
         self, alpha: float = 0.5, balance: bool = True, shuffle_classes: bool = False, min_size: int = 10
     ) -> None:
-        require(alpha > 0, "alpha", alpha, "must be > 0", "use 0.1 for strong skew or 100 for nearly IID")
+        require(
+            0 < alpha < math.inf,
+            "alpha",
+            alpha,
+            "must be > 0 and finite",
+            "use 0.1 for strong skew or 100 for nearly IID",
+        )
         require(min_size >= 0, "min_size", min_size, "must be >= 0", "use 0 to allow empty clients")
         self.alpha = alpha
         self.balance = balance
@@ -128,7 +136,7 @@ class ClassesPerClient(Partitioner):
         require(classes >= 1, "classes", classes, "must be >= 1", "use 2 for a strong but learnable skew")
         names = get_args(Assignment)
         require(assignment in names, "assignment", assignment, f"must be one of {', '.join(names)}", "use random")
-        require(sigma >= 0, "sigma", sigma, "must be >= 0", "use 0 to divide each class equally")
+        require(0 <= sigma < math.inf, "sigma", sigma, "must be >= 0 and finite", "use 0 to divide each class equally")
         require(least >= 0, "least", least, "must be >= 0", "use 0 for no guaranteed samples")
         self.classes = classes
         self.assignment = assignment

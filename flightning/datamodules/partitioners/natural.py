@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import inspect
+import math
 from pathlib import Path
 from typing import Any, get_args
 
 import numpy as np
 import numpy.typing as npt
 
-from flightning.datamodules.partitioners.base import Partitioner, require
+from flightning.datamodules.partitioners.base import Partitioner
 from flightning.datamodules.partitioners.files import load_partition, read_partition
 from flightning.datamodules.partitioners.label import Dirichlet
+from flightning.datamodules.settings import require
 from flightning.errors import ConfigurationError, PartitionError, nearest
 from flightning.functional.partition import Grouping, long_tail, natural_ids, natural_split
 
@@ -88,7 +90,7 @@ class LongTail(Partitioner):
     shown = ("inner", "imbalance")
 
     def __init__(self, inner: Partitioner | None = None, imbalance: float = 10.0) -> None:
-        require(imbalance >= 1, "imbalance", imbalance, "must be >= 1", "use 1 for no long tail")
+        require(1 <= imbalance < math.inf, "imbalance", imbalance, "must be >= 1 and finite", "use 1 for no long tail")
         self.inner = Dirichlet() if inner is None else inner
         self.imbalance = imbalance
 

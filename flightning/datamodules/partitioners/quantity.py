@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from typing import get_args
 
 import numpy as np
 import numpy.typing as npt
 
-from flightning.datamodules.partitioners.base import Partitioner, require
+from flightning.datamodules.partitioners.base import Partitioner
+from flightning.datamodules.settings import require
 from flightning.functional.partition import (
     Leftover,
     balancedness_sizes,
@@ -52,8 +54,14 @@ class DirichletPerClient(Partitioner):
     shown = ("alpha",)
 
     def __init__(self, alpha: float = 0.3, sigma: float = 0.0) -> None:
-        require(alpha > 0, "alpha", alpha, "must be > 0", "use 0.1 for strong skew or 100 for nearly IID")
-        require(sigma >= 0, "sigma", sigma, "must be >= 0", "use 0 for equal sizes")
+        require(
+            0 < alpha < math.inf,
+            "alpha",
+            alpha,
+            "must be > 0 and finite",
+            "use 0.1 for strong skew or 100 for nearly IID",
+        )
+        require(0 <= sigma < math.inf, "sigma", sigma, "must be >= 0 and finite", "use 0 for equal sizes")
         self.alpha = alpha
         self.sigma = sigma
 
@@ -138,7 +146,7 @@ class QuantityDirichlet(Partitioner):
     shown = ("alpha",)
 
     def __init__(self, alpha: float = 0.5, min_size: int = 10) -> None:
-        require(alpha > 0, "alpha", alpha, "must be > 0", "use 0.5 as in NIID-Bench")
+        require(0 < alpha < math.inf, "alpha", alpha, "must be > 0 and finite", "use 0.5 as in NIID-Bench")
         require(min_size >= 0, "min_size", min_size, "must be >= 0", "use 0 to allow empty clients")
         self.alpha = alpha
         self.min_size = min_size
@@ -164,7 +172,7 @@ class QuantityLognormal(Partitioner):
     shown = ("sigma",)
 
     def __init__(self, sigma: float = 1.0, min_size: int = 1) -> None:
-        require(sigma >= 0, "sigma", sigma, "must be >= 0", "use 0 for equal sizes")
+        require(0 <= sigma < math.inf, "sigma", sigma, "must be >= 0 and finite", "use 0 for equal sizes")
         require(min_size >= 0, "min_size", min_size, "must be >= 0", "use 0 to allow empty clients")
         self.sigma = sigma
         self.min_size = min_size
@@ -190,7 +198,7 @@ class QuantityPowerLaw(Partitioner):
     shown = ("exponent",)
 
     def __init__(self, exponent: float = 1.0, min_size: int = 1) -> None:
-        require(exponent >= 0, "exponent", exponent, "must be >= 0", "use 0 for equal sizes")
+        require(0 <= exponent < math.inf, "exponent", exponent, "must be >= 0 and finite", "use 0 for equal sizes")
         require(min_size >= 0, "min_size", min_size, "must be >= 0", "use 0 to allow empty clients")
         self.exponent = exponent
         self.min_size = min_size
@@ -246,7 +254,7 @@ class MixedSkew(Partitioner):
 
     def __init__(self, classes: int = 2, alpha: float = 0.5, min_size: int = 10) -> None:
         require(classes >= 1, "classes", classes, "must be >= 1", "use 2 as in NIID-Bench")
-        require(alpha > 0, "alpha", alpha, "must be > 0", "use 0.5 as in NIID-Bench")
+        require(0 < alpha < math.inf, "alpha", alpha, "must be > 0 and finite", "use 0.5 as in NIID-Bench")
         require(min_size >= 0, "min_size", min_size, "must be >= 0", "use 0 to allow empty clients")
         self.classes = classes
         self.alpha = alpha
