@@ -30,6 +30,7 @@ class Comparison:
         settings: Names of the settings, in the order found.
         methods: Names of the methods, the baseline first if there is one.
         runs: Runs of a ``(setting, method)``, by seed.
+        common: What all settings share, for the title.
         baseline: Name of the baseline, or None.
         unpaired: ``(setting, seed)`` whose runs do not share one partition.
         notes: Sentences about seeds that are missing and runs that stopped early.
@@ -38,6 +39,7 @@ class Comparison:
     settings: Sequence[str]
     methods: Sequence[str]
     runs: Mapping[tuple[str, str], Sequence[Run]]
+    common: str = ""
     baseline: str | None = None
     unpaired: frozenset[tuple[str, int | None]] = frozenset()
     notes: list[str] = field(default_factory=list)
@@ -62,13 +64,14 @@ def arrange(runs: Sequence[Run], mixed: bool = False, baseline: str = "FedAvg") 
         ReportError: If data or partitions differ without ``mixed``, a method was run twice with one seed and one
             configuration, or ``baseline`` names no method.
     """
-    named = _settings(runs)
+    named, common = _settings(runs)
     settings = list(dict.fromkeys(named))
     if len(settings) > 1 and not mixed:
-        shown = ", ".join(f"`{s}`" for s in settings[:10])
+        shown = ", ".join(f"`{s}`" for s in settings[:10]) + (", ..." if len(settings) > 10 else "")
+        shared = f", all with `{common}`" if common else ""
         raise ReportError(
-            f"the runs are of {len(settings)} different settings ({shown}), and one table compares runs of the same "
-            "data and partition; report them one by one, or pass `--mixed` for one column per setting."
+            f"the runs are of {len(settings)} different settings ({shown}{shared}), and one table compares runs of the "
+            "same data and partition; report them one by one, or pass `--mixed` for one column per setting."
         )
     labels, notes = _labels(runs, named)
     cells: dict[tuple[str, str], list[Run]] = {}
@@ -88,7 +91,7 @@ def arrange(runs: Sequence[Run], mixed: bool = False, baseline: str = "FedAvg") 
     methods = sorted(dict.fromkeys(labels), key=lambda m: m != chosen)
     unpaired = _unpaired(settings, methods, cells, mixed, notes)
     _note_gaps(settings, methods, cells, notes)
-    return Comparison(settings, methods, cells, chosen, unpaired, notes)
+    return Comparison(settings, methods, cells, common, chosen, unpaired, notes)
 
 
 def pick_baseline(baseline: str, runs: Sequence[Run], labels: Sequence[str], notes: list[str]) -> str | None:
@@ -118,14 +121,23 @@ def pick_baseline(baseline: str, runs: Sequence[Run], labels: Sequence[str], not
     return matches[0]
 
 
-def _settings(runs: Sequence[Run]) -> list[str]:
-    """Data and partition of each run, with the number of clients where it differs between runs of the same."""
-    names = [", ".join(filter(None, (r.data, r.partition))) for r in runs]
+def _settings(runs: Sequence[Run]) -> tuple[list[str], str]:
+    """Setting of each run, by what differs between them, and what all of them share.
+
+    Data and partition make a setting, and the number of clients where runs of the same data and partition differ in it.
+    """
+    named: list[tuple[str, ...]] = [(r.data, r.partition) for r in runs]
     clients = [next((v for k, v in r.config.items() if k.endswith("num_clients")), "") for r in runs]
-    counts: dict[str, set[str]] = {}
-    for name, count in zip(names, clients, strict=True):
-        counts.setdefault(name, set()).update({count} - {""})
-    return [f"{n}, {c} clients" if c and len(counts[n]) > 1 else n for n, c in zip(names, clients, strict=True)]
+    counts: dict[tuple[str, ...], set[str]] = {}
+    for parts, count in zip(named, clients, strict=True):
+        counts.setdefault(parts, set()).update({count} - {""})
+    named = [(*p, f"{c} clients" if c and len(counts[p]) > 1 else "") for p, c in zip(named, clients, strict=True)]
+    varies = [len(set(values)) > 1 for values in zip(*named, strict=True)]
+    common = ", ".join(p for p, v in zip(named[0], varies, strict=True) if p and not v)
+    if not any(varies):
+        return [common] * len(named), common
+    labels = [", ".join(p for p, v in zip(parts, varies, strict=True) if p and v) for parts in named]
+    return [label or "unnamed" for label in labels], common
 
 
 def changes_learning(key: str) -> bool:

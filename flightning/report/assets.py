@@ -33,6 +33,7 @@ tr:last-child > * { border-bottom: 0; }
 thead th { background: var(--card); font-weight: 600; vertical-align: bottom; white-space: normal; min-width: 5.5rem; }
 th:first-child { text-align: left; position: sticky; left: 0; background: var(--card); z-index: 1; font-weight: 500;
   white-space: normal; min-width: 6.5rem; max-width: 42vw; border-right: 1px solid var(--rule); }
+td span { white-space: nowrap; }
 .legend { display: flex; flex-wrap: wrap; gap: 0.35rem; margin: 0.4rem 0 0.8rem; }
 .legend button { display: inline-flex; align-items: center; gap: 0.45rem; min-height: 2.2rem; padding: 0.2rem 0.7rem;
   border: 1px solid var(--rule); border-radius: 999px; background: var(--card); color: inherit; font: inherit;
@@ -69,6 +70,8 @@ svg text { fill: var(--soft); font: 12.5px system-ui, sans-serif; }
 label { font-size: 0.9rem; } input { accent-color: var(--link); }
 label[for=only] { display: inline-block; margin: 0.3rem 0 0.6rem 0.2rem; }
 footer { margin-top: 2.5rem; }
+@media (max-width: 36rem) { th, td { padding: 0.32rem 0.5rem; } table { font-size: 0.86rem; } thead th { min-width: 0; }
+  .scroll:not(.config) td { white-space: normal; } .charts svg text { font-size: 15px; } }
 @media print { .legend button[aria-pressed=false], nav, .tip { display: none; } .config { max-height: none; } }
 """
 

@@ -16,7 +16,7 @@ from flightning.report.formats import latex, latex_text, markdown, runs_csv, tab
 from flightning.report.page import page
 from flightning.report.quantities import accuracies, costs, fairness, to_target
 from flightning.report.runs import ReportError, Run, read_runs
-from flightning.report.tables import MOST_PAIRS, Table, method_tables, pair_table
+from flightning.report.tables import MOST_PAIRS, Table, method_tables, pair_tables
 from flightning.report.target import BASELINE_FINAL, Target, set_target
 
 __all__ = ["Report", "report", "run"]
@@ -85,24 +85,22 @@ def report(
     compared = arrange(found, mixed=mixed, baseline=baseline)
     goal = set_target(target, compared, last)
     tables = _tables(compared, goal, last)
-    pairs = pair_table(compared, last)
-    shown = [*tables, *([_fewer_pairs(pairs, compared)] if pairs else [])]
+    pairs = pair_tables(compared, last)
+    shown = [*tables, *(_fewer_pairs(p, compared) for p in pairs)]
     title = "Comparison of " + (
         f"{len(compared.methods)} methods" if len(compared.methods) > 1 else compared.methods[0]
     )
-    if len(compared.settings) == 1:
-        title += f" on {compared.settings[0]}"
+    title += f" on {compared.common}" if compared.common else ""
     notices = _notices(found)
     folder = Path(out)
     folder.mkdir(parents=True, exist_ok=True)
     look, drawn = looks(compared.methods), panels(compared)
     quantities = [*accuracies(last), *(to_target(goal) if goal else []), *costs(), *fairness()]
-    all_tables = [*tables, *([pairs] if pairs else [])]
     files = {
         "report.html": page(title, notices, shown, drawn, look, compared, notes),
         "report.md": Report(title, notices, shown, notes, compared, ()).markdown,
         "report.tex": "".join(f"% {latex_text(n)}\n" for n in notices) + "\n".join(map(latex, shown)),
-        "report.csv": tables_csv(all_tables),
+        "report.csv": tables_csv([*tables, *pairs]),
         "runs.csv": runs_csv(compared, quantities),
     }
     for name, content in files.items():
@@ -119,7 +117,9 @@ def _tables(compared: Comparison, target: Target | None, last: int) -> list[Tabl
     """Every table of methods that the logs allow."""
     seeds = max(map(len, compared.runs.values()))
     over = f"mean ± standard deviation over up to {seeds} seeds" if seeds > 1 else "one seed"
-    about = [f"Accuracy of the global weights on the test set, {over}; bold: highest mean."]
+    lengths = sorted({int(r.rounds[-1]) for group in compared.runs.values() for r in group})
+    rounds = str(lengths[0]) if len(lengths) == 1 else f"{lengths[0]} to {lengths[-1]}"
+    about = [f"Accuracy on the test set (`val/accuracy`), {over}, {rounds} rounds; bold: highest mean."]
     if last > 1:
         alone = " (with one seed the deviation is over these rounds)" if seeds == 1 else ""
         about.append(f"The final accuracy is the mean of the last {last} evaluated rounds{alone}.")
@@ -131,9 +131,9 @@ def _tables(compared: Comparison, target: Target | None, last: int) -> list[Tabl
             *target.notes,
         ]
         tables += method_tables("target", "Reaching the target", to_target(target), compared, notes)
-    cost_notes = ["Sent up and down by all clients of a round; a parameter is a 32-bit number."]
+    cost_notes = ["Sent up and down by all clients of a round; a parameter is a 32-bit number, M is a million."]
     tables += method_tables("cost", "Cost of a round", costs(), compared, cost_notes)
-    fair = ["Accuracy of the clients one by one, in the last round that measured it."]
+    fair = ["Accuracy (%) of the clients one by one, in the last round that measured it."]
     return tables + method_tables("fairness", "Fairness", fairness(), compared, fair)
 
 
@@ -179,5 +179,5 @@ def run(argv: list[str]) -> int:
         print(f"flightning report: {error}", file=sys.stderr)
         return 2
     print(made.markdown)
-    print("Written: " + ", ".join(str(file) for file in made.files))
+    print(f"Written to {options.out}: " + ", ".join(file.name for file in made.files))
     return 0

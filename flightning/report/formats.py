@@ -59,11 +59,15 @@ def markdown(table: Table) -> str:
     def entry(cell: Cell) -> str:
         return f"**{escaped(cell.text)}**" if cell.bold else escaped(cell.text)
 
-    lines = [f"### {table.title}", ""]
-    lines.append("| " + " | ".join([table.corner, *(escaped(c.title) for c in table.columns)]) + " |")
-    lines.append("|" + "---|" + "---:|" * len(table.columns))
-    lines += ["| " + " | ".join([escaped(name), *map(entry, cells)]) + " |" for name, cells in table.rows]
-    return "\n".join([*lines, *(f"\n{note}" for note in table.notes)]) + "\n"
+    rows = [[table.corner, *(escaped(c.title) for c in table.columns)]]
+    rows += [[escaped(name), *map(entry, cells)] for name, cells in table.rows]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]  # padded: read as often in a terminal
+    lines = []
+    for row in rows:
+        padded = [row[0].ljust(widths[0]), *(text.rjust(w) for text, w in zip(row[1:], widths[1:], strict=True))]
+        lines.append("| " + " | ".join(padded) + " |")
+    lines.insert(1, "|-" + "-" * widths[0] + "-|" + "".join("-" * w + "-:|" for w in widths[1:]))
+    return "\n".join([f"### {table.title}\n", *lines, *(f"\n{note}" for note in table.notes)]) + "\n"
 
 
 def latex(table: Table) -> str:
@@ -124,13 +128,13 @@ def runs_csv(compared: Comparison, quantities: Sequence[Quantity]) -> str:
     """
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(["setting", "method", "seed", "folder", "broken_lines", *(q.key for q in quantities)])
+    writer.writerow(["setting", "method", "seed", "folder", "rounds", "broken_lines", *(q.key for q in quantities)])
     for setting in compared.settings:
         for method in compared.methods:
             for run in compared.of(setting, method):
                 values = [_number(q.value(setting, run)) for q in quantities]
                 seed = "" if run.seed is None else run.seed
-                writer.writerow([setting, method, seed, run.folder, run.broken, *values])
+                writer.writerow([setting, method, seed, run.folder, int(run.rounds[-1]), run.broken, *values])
     return out.getvalue()
 
 

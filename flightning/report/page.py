@@ -50,9 +50,11 @@ def page(
     count = sum(map(len, compared.runs.values()))
     about = f"{_count(count, 'run')}: {_count(len(compared.methods), 'method')}, {_count(len(seeds), 'seed')}"
     about += f", {len(compared.settings)} settings" if len(compared.settings) > 1 else ""
+    results = [t for t in tables if t.key.startswith(("accuracy", "target"))]
     sections = [
-        ("tables", "Tables", "".join(map(_table, tables))),
+        ("results", "Results", "".join(map(_table, results))),
         ("curves", "Learning curves", _curves(panels, look)),
+        ("details", "Costs, fairness, differences", "".join(_table(t) for t in tables if t not in results)),
         ("partition", "Partition", _pictures(compared)),
         ("configs", "Configurations", _configs(compared)),
         ("notes", "Notes", _notes(notes)),
@@ -86,13 +88,17 @@ def _notes(notes: Sequence[str]) -> str:
     return f'<ul class="notes">{"".join(f"<li>{_prose(n)}</li>" for n in notes)}</ul>' if notes else ""
 
 
+def _cell(text: str) -> str:
+    """Escaped text that may be broken before brackets but nowhere else."""
+    parts = re.findall(r"\[[^]]*\]|\([^)]*\)|[^[(]+", text)
+    return " ".join(f"<span>{escape(p.strip())}</span>" for p in parts)
+
+
 def _table(table: Table) -> str:
     head = "".join(f'<th scope="col">{escape(c.title)}</th>' for c in table.columns)
     rows = []
     for name, cells in table.rows:
-        entries = (
-            f"<td><strong>{escape(c.text)}</strong></td>" if c.bold else f"<td>{escape(c.text)}</td>" for c in cells
-        )
+        entries = (f"<td>{f'<strong>{_cell(c.text)}</strong>' if c.bold else _cell(c.text)}</td>" for c in cells)
         rows.append(f'<tr><th scope="row">{escape(name)}</th>{"".join(entries)}</tr>')
     return (
         f'<h3>{escape(table.title)}</h3><div class="scroll" id="table-{escape(table.key)}"><table><thead><tr>'

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -74,15 +75,18 @@ def shown(mean: float, std: float, digits: int | None) -> str:
     Example:
         >>> shown(97.19, 0.123, 2), shown(0.0123456, math.nan, None), shown(1331.2, 4.0, None)
         ('97.19 ± 0.12', '0.01235', '1331 ± 4')
+        >>> shown(0.8, 0.0, None), shown(20, 0.0, 0)
+        ('0.8', '20')
     """
-    counted = not digits
-    if digits is None:
-        digits = min(8, max(0, 3 - math.floor(math.log10(abs(mean))))) if mean else 0
-    deviation = f"{std:.{digits}f}" if math.isfinite(std) else ""
+    places = digits
+    if places is None:
+        places = min(8, max(0, 3 - math.floor(math.log10(abs(mean))))) if mean else 0
+    deviation = f"{std:.{places}f}" if math.isfinite(std) else ""
     # counts such as rounds or bytes are often the same for all seeds
-    if not deviation or (counted and float(deviation) == 0):
-        return f"{mean:.{digits}f}"
-    return f"{mean:.{digits}f} ± {deviation}"
+    if deviation and (digits or float(deviation) != 0):
+        return f"{mean:.{places}f} ± {deviation}"
+    text = f"{mean:.{places}f}"
+    return text.rstrip("0").rstrip(".") if digits is None and "." in text else text
 
 
 def byte_unit(values: Sequence[float]) -> tuple[str, float]:
@@ -121,7 +125,6 @@ def accuracies(last: int = 1) -> list[Quantity]:
             better=1,
             spread=spread if last > 1 else None,
         ),
-        Quantity("rounds", "rounds", lambda _, r: float(r.rounds[-1]), known, digits=0),
     ]
 
 
@@ -180,22 +183,17 @@ def costs() -> list[Quantity]:
         both = [run.logged("round/extra_bytes_up"), run.logged("round/extra_bytes_down")]
         return np.where(np.isnan(both).all(axis=0), np.nan, np.nansum(both, axis=0))
 
-    def mean(key: str, title: str, per_round: Callable[[Run], FloatArray], unit: str, scale: float = 1.0) -> Quantity:
-        return Quantity(
-            key,
-            title,
-            lambda _, r: float(np.nanmean(per_round(r))) if _any(per_round(r)) else math.nan,
-            lambda _, r: _any(per_round(r)),
-            unit,
-            scale,
-            better=-1,
-        )
+    def mean(key: str, title: str, per_round: Callable[[Run], FloatArray], unit: str, **kwargs: Any) -> Quantity:
+        def value(_: str, run: Run) -> float:
+            return float(np.nanmean(per_round(run))) if _any(per_round(run)) else math.nan
+
+        return Quantity(key, title, value, lambda _, r: bool(np.nansum(per_round(r)) > 0), unit, **kwargs)
 
     return [
-        mean("parameters_per_round", "parameters per round", lambda r: sent(r) / BYTES_PER_PARAMETER, "millions", 1e-6),
+        mean("parameters_per_round", "parameters per round", lambda r: sent(r) / BYTES_PER_PARAMETER, "M", scale=1e-6),
         mean("bytes_per_round", "sent per round", sent, "bytes"),
-        mean("extra_bytes_per_round", "of it beside the weights", extra, "bytes"),
-        mean("seconds_per_round", "time per round", lambda r: r.logged("round/seconds"), "s"),
+        mean("extra_bytes_per_round", "sent beside the weights", extra, "bytes"),
+        mean("seconds_per_round", "time per round", lambda r: r.logged("round/seconds"), "s", better=-1),
     ]
 
 
@@ -209,24 +207,24 @@ def fairness() -> list[Quantity]:
 
         return value
 
-    def entry(title: str, value: Callable[[Run], float], better: int, unit: str = "%") -> Quantity:
+    def entry(key: str, title: str, value: Callable[[Run], float], better: int, scale: float = 100) -> Quantity:
+        digits = 2 if scale == 100 else 4
         return Quantity(
-            "clients_" + title.replace(" %", "").replace(" ", "_"),
+            f"clients_{key}",
             title,
             lambda _, r: value(r),
             lambda _, r: math.isfinite(value(r)),
-            unit,
-            100 if unit else 1.0,
-            2 if unit else 4,
-            better,
+            scale=scale,
+            digits=digits,
+            better=better,
         )
 
     return [
-        entry("mean over clients", last("clients/accuracy_mean"), 1),
-        entry("deviation over clients", last("clients/accuracy_std", "val/accuracy_std"), -1),
-        entry("worst 10 %", last("clients/accuracy_worst10"), 1),
-        entry("best 10 %", last("clients/accuracy_best10"), 1),
-        entry("Jain index", last("clients/jain"), 1, unit=""),
+        entry("mean", "mean over clients", last("clients/accuracy_mean"), 1),
+        entry("std", "deviation over clients", last("clients/accuracy_std", "val/accuracy_std"), -1),
+        entry("worst10", "worst 10 % of clients", last("clients/accuracy_worst10"), 1),
+        entry("best10", "best 10 % of clients", last("clients/accuracy_best10"), 1),
+        entry("jain", "Jain index", last("clients/jain"), 1, scale=1.0),
     ]
 
 

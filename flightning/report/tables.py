@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import combinations
+from itertools import combinations, product
 
 import numpy as np
 
@@ -14,10 +14,15 @@ from flightning.report.quantities import MINUS, NOTHING, TIMES, Quantity, byte_u
 from flightning.report.runs import Run
 from flightning.report.statistics import best, estimate, final, paired_difference
 
-__all__ = ["MOST_PAIRS", "Cell", "Column", "Table", "method_tables", "pair_table"]
+__all__ = ["MOST_PAIRS", "Cell", "Column", "Table", "method_tables", "pair_tables"]
 
 MOST_PAIRS = 21
-"""More pairs than this (7 methods) are left to the CSV; the pages then keep the pairs with the baseline."""
+"""More pairs than this (7 methods) are left to the CSV; the pages keep those with the baseline."""
+
+PAIR_NOTE = (
+    "Mean of the differences between runs with the same seed, 95 % interval of Student's t, number of pairs; bold "
+    "where the interval leaves out zero. Intervals are not corrected for the number of comparisons."
+)
 
 
 @dataclass(frozen=True)
@@ -77,34 +82,25 @@ def method_tables(
         compared: The runs.
         notes: Sentences below the tables.
     """
-    parts = [quantities] if len(compared.settings) == 1 else [[q] for q in quantities]
+    several = len(compared.settings) > 1
     tables: list[Table] = []
-    for part in parts:
+    for part in [[q] for q in quantities] if several else [quantities]:
         columns: list[Column] = []
         cells: list[list[Cell]] = []
-        for quantity in part:
-            for setting in compared.settings:
-                entries = _entries(quantity, setting, compared)
-                if entries is None:
-                    continue
-                unit, column = entries
-                name = f"{quantity.title} ({unit})" if unit else quantity.title
-                single = len(compared.settings) == 1
-                columns.append(
-                    Column(name if single else setting + (f" ({unit})" if unit else ""), setting, quantity.key)
-                )
-                cells.append(column)
+        for quantity, setting in product(part, compared.settings):
+            entries = _entries(quantity, setting, compared)
+            if entries is not None:
+                # byte units suit their column; every other unit is that of the whole table
+                unit = f" ({entries[0]})" if entries[0] and (not several or quantity.unit == "bytes") else ""
+                columns.append(Column((setting if several else quantity.title) + unit, setting, quantity.key))
+                cells.append(entries[1])
         if columns:
-            alone = len(compared.settings) > 1
-            tables.append(
-                Table(
-                    f"{key}-{part[0].key}" if alone else key,
-                    f"{title}: {part[0].title}" if alone else title,
-                    columns,
-                    [(m, [column[i] for column in cells]) for i, m in enumerate(compared.methods)],
-                    tuple(notes) if not tables else (),
-                )
-            )
+            first = part[0]
+            unit = f" ({first.unit})" if first.unit and first.unit != "bytes" else ""
+            name = f"{key}-{first.key}" if several else key
+            caption = first.title[:1].upper() + first.title[1:] + unit if several else title
+            rows = [(m, [column[i] for column in cells]) for i, m in enumerate(compared.methods)]
+            tables.append(Table(name, caption, columns, rows, () if tables else tuple(notes)))
     return tables
 
 
@@ -139,14 +135,14 @@ def _entries(quantity: Quantity, setting: str, compared: Comparison) -> tuple[st
 def _mark_best(cells: list[Cell], better: int) -> list[Cell]:
     """The column with its best entries bold, if there is something to choose."""
     known = [c for c in cells if c.complete and c.n]
-    if not better or len({c.text for c in known}) < 2:
+    if not better or not known or len({c.text for c in cells} - {NOTHING}) < 2:
         return cells
     top = max(known, key=lambda c: better * c.mean)
     return [replace(c, bold=c.complete and c.text == top.text) for c in cells]
 
 
-def pair_table(compared: Comparison, last: int = 1) -> Table | None:
-    """Differences between methods over paired seeds, in percentage points, with 95 % intervals; None for one method.
+def pair_tables(compared: Comparison, last: int = 1) -> list[Table]:
+    """Differences between methods over paired seeds, in percentage points, with 95 % intervals; none for one method.
 
     Args:
         compared: The runs.
@@ -156,29 +152,30 @@ def pair_table(compared: Comparison, last: int = 1) -> Table | None:
         ("best", best),
         ("final", lambda r: float(np.mean(final(r, last)))),
     ]
-    pairs = [(b, a) for a, b in combinations(compared.methods, 2)]  # the baseline is subtracted
-    if not pairs:
-        return None
-    columns = [
-        Column(f"{name} accuracy" + (f", {s}" if len(compared.settings) > 1 else ""), s, f"{name}_difference")
-        for s in compared.settings
-        for name, _ in measures
-    ]
-    rows = []
-    for a, b in pairs:
-        cells = [_difference(compared, s, a, b, value) for s in compared.settings for _, value in measures]
-        rows.append((f"{a} {MINUS} {b}", cells))
-    return Table(
-        "pairs",
-        "Paired differences over seeds (percentage points)",
-        columns,
-        rows,
-        (
-            "Mean of the differences between runs with the same seed, 95 % interval of Student's t, number of pairs; "
-            "bold where the interval leaves out zero. Intervals are not corrected for the number of comparisons.",
-        ),
-        corner="difference",
-    )
+    pairs = [(b, a) for a, b in combinations(compared.methods, 2)]  # the baseline comes first and is subtracted
+    several = len(compared.settings) > 1
+    tables: list[Table] = []
+    for part in ([[m] for m in measures] if several else [measures]) if pairs else []:
+        columns = [
+            Column(s if several else f"{name} accuracy", s, f"{name}_difference")
+            for s, (name, _) in product(compared.settings, part)
+        ]
+        rows = [
+            (f"{a} {MINUS} {b}", [_difference(compared, s, a, b, v) for s, (_, v) in product(compared.settings, part)])
+            for a, b in pairs
+        ]
+        what = f" in {part[0][0]} accuracy" if several else ""
+        tables.append(
+            Table(
+                f"pairs-{part[0][0]}" if several else "pairs",
+                f"Paired differences{what} over seeds (percentage points)",
+                columns,
+                rows,
+                () if tables else (PAIR_NOTE,),
+                corner="difference",
+            )
+        )
+    return tables
 
 
 def _difference(compared: Comparison, setting: str, a: str, b: str, value: Callable[[Run], float]) -> Cell:
