@@ -39,6 +39,7 @@ class Client:
         id: Its number.
         num_samples: Its training samples.
         weight: Its weight in ``mean`` reductions, not normalised.
+        steps_per_epoch: Local steps of one pass over its samples.
         steps: Optimizer steps it has taken this round; a step that a gradient scaler skipped is not counted.
         step_sizes: Learning rate of each of these steps.
         losses: Sums over the round of the task loss and each regularization term.
@@ -47,6 +48,7 @@ class Client:
     id: int
     num_samples: int
     weight: float
+    steps_per_epoch: int = 1
     steps: int = 0
     step_sizes: list[float] = field(default_factory=list)
     losses: dict[str, Tensor] = field(default_factory=dict)
@@ -178,21 +180,43 @@ algorithm would be ignored: write the mixins first, `class Wrong(FederatedMixin,
         """Output of a watched layer in this local step, with gradient."""
         return self._taps.output(name)
 
-    def frozen_forward(self, weights: Weights | None = None, until: str | None = None) -> Tensor:
-        """Run the batch of this local step through frozen weights, in evaluation mode and without gradient.
+    @property
+    def feature_size(self) -> int:
+        """Number of features."""
+        return int(self.get_submodule(self.feature_layer).in_features)  # type: ignore[arg-type]
+
+    def frozen_forward(
+        self, weights: Weights | None = None, until: str | None = None, training: bool = False
+    ) -> Tensor:
+        """Run the batch of this local step through frozen weights, without gradient.
 
         Args:
             weights: Weights by name in this module; ``None`` takes the global weights.
             until: Layer of this module after which the pass is cut short; ``None`` runs to the end of `forward_root`.
+            training: Whether BatchNorm and dropout stay in training mode; no running statistics are changed.
 
         Returns:
             Output of that layer. Needs `watch_layers` of the network (``"net"``, or ``""`` where it is the module).
         """
+        return self._run_frozen(weights, until=until, training=training)
+
+    def frozen_features(self, weights: Weights | None = None) -> Tensor:
+        """Features (input of the last `Linear`) of the batch of this local step under frozen weights.
+
+        Args:
+            weights: Weights by name in this module; ``None`` takes the global weights.
+        """
+        return self._run_frozen(weights, before=self.feature_layer)
+
+    def _run_frozen(
+        self, weights: Weights | None, until: str | None = None, before: str | None = None, training: bool = False
+    ) -> Tensor:
         prefix = self.forward_root_prefix
         args, kwargs = self._taps.call(prefix.rstrip("."))
         named = {n[len(prefix) :]: w for n, w in (weights or self.global_weights).items() if n.startswith(prefix)}
+        until, before = (name[len(prefix) :] if name else None for name in (until, before))
         with self._taps.paused():
-            return frozen_forward(self.forward_root, named, args, kwargs, until[len(prefix) :] if until else None)
+            return frozen_forward(self.forward_root, named, args, kwargs, until, before, training)
 
     def trainable(self) -> Weights:
         """Live parameters that are trained, by name; updates of clients are over these."""
@@ -211,6 +235,27 @@ algorithm would be ignored: write the mixins first, `class Wrong(FederatedMixin,
         """All training batches of the current client on the module's device, in stored order, without augmentation."""
         for batch in self.federated_data.client_batches(self._training_client.id):
             yield self.trainer.strategy.batch_to_device(batch)
+
+    def split_batch(self, batch: Any) -> tuple[Any, Tensor]:
+        """Inputs and targets of a batch; override it where batches are no ``(inputs, targets)`` pairs."""
+        if not isinstance(batch, list | tuple) or len(batch) < 2:
+            raise ConfigurationError(
+                f"a batch is a `{type(batch).__name__}`, but `{type(self).__name__}` needs inputs and targets: "
+                "override `split_batch(batch)` in your module to return the pair."
+            )
+        return batch[0], batch[1]
+
+    @torch.no_grad()
+    def client_features(self) -> Iterator[tuple[Tensor, Tensor]]:
+        """Features and targets of all samples of the current client, in evaluation mode and without gradient."""
+        prefix = self.forward_root_prefix
+        weights = {n[len(prefix) :]: w for n, w in self.live_weights().items() if n.startswith(prefix)}
+        for batch in self.client_batches():
+            inputs, targets = self.split_batch(batch)
+            with self.trainer.precision_plugin.forward_context():
+                before = self.feature_layer[len(prefix) :]
+                features = frozen_forward(self.forward_root, weights, (inputs,), {}, before=before)
+            yield features, targets
 
     # --- server hooks -------------------------------------------------------------------------------------------
 
@@ -286,6 +331,7 @@ algorithm would be ignored: write the mixins first, `class Wrong(FederatedMixin,
         self._initial_buffers = {
             n: w.clone() for n, w in self.global_weights.items() if buffer_policy == "reset" and n not in self._trained
         }
+        self.server_state.to(self.device)
         self.on_federation_start()
 
     def load_client(self, client: Client, download: Payload) -> None:

@@ -15,6 +15,7 @@ from lightning.pytorch import LightningModule
 from lightning.pytorch.utilities.data import extract_batch_size
 from torch import Tensor
 
+from flightning.algorithms.observe import LayerTaps
 from flightning.algorithms.state import ClientStates
 
 __all__ = ["PersonalEvaluation"]
@@ -26,6 +27,7 @@ class PersonalEvaluation(LightningModule):
     global_weights: dict[str, Tensor]
     client_states: ClientStates
     num_clients: int
+    _taps: LayerTaps
 
     if TYPE_CHECKING:  # defined by the federated mixin
 
@@ -71,24 +73,41 @@ class PersonalEvaluation(LightningModule):
             total, count = self._client_sums.setdefault(name, {}).get(self._evaluated, (0.0, 0.0))
             self._client_sums[name][self._evaluated] = total + float(value) * size, count + size
 
+    def evaluate_batch(self, stage: str, batch: Any) -> None:
+        """Log more about a batch that was just evaluated.
+
+        Args:
+            stage: ``val`` or ``test``, with which logged names begin.
+            batch: The batch; outputs of watched layers are at hand.
+        """
+
+    def client_weights(self, client: int) -> dict[str, Tensor]:
+        """What a client keeps of the model, for its evaluation."""
+        weights: dict[str, Tensor] = self.client_states.load(client, self.device).get("weights", {})
+        return weights
+
     def client_models(self) -> Iterator[int]:
         """Put the weights of one client after the other into the module, the global ones at the end."""
         for client in range(self.num_clients):
-            kept = self.client_states.load(client, self.device).get("weights", {})
-            self.load_weights({**self.global_weights, **kept})
+            self.load_weights({**self.global_weights, **self.client_weights(client)})
             yield client
         self.load_global_weights()
 
     def _evaluate(self, name: str, step: Callable[..., Any], args: tuple[Any, ...]) -> Any:
-        call = self._call_user_step
         if not self.has_personal_weights:
-            return call(name, step, args)
+            return self._evaluate_once(name, step, args)
         self._batch_size = extract_batch_size(args[0])
         output = None
         for client in self.client_models():
             self._evaluated = client
-            output = call(name, step, args)
+            output = self._evaluate_once(name, step, args)
         self._evaluated = None
+        return output
+
+    def _evaluate_once(self, name: str, step: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+        with self._taps.listening():
+            output = self._call_user_step(name, step, args)
+            self.evaluate_batch("val" if name == "validation_step" else "test", args[0])
         return output
 
     def _log_spread(self) -> None:

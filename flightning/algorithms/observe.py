@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from flightning.functional.layers import truncated_forward
+from flightning.errors import ConfigurationError
+from flightning.functional.layers import truncated_forward, truncated_input
 
 __all__ = ["LayerTaps", "frozen_forward"]
 
@@ -26,6 +27,7 @@ class LayerTaps:
         self._module = module
         self._handles: dict[str, RemovableHandle] = {}
         self._seen: dict[str, tuple[tuple[Any, ...], dict[str, Any], Any]] = {}
+        self._versions: dict[str, int] = {}
         self._open = False
 
     def watch(self, name: str) -> None:
@@ -36,6 +38,7 @@ class LayerTaps:
         def keep(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
             if self._open:
                 self._seen[name] = args, kwargs, output
+                self._versions[name] = output._version if isinstance(output, Tensor) else 0
 
         layer = self._module.get_submodule(name)
         self._handles[name] = layer.register_forward_hook(keep, with_kwargs=True)
@@ -71,6 +74,11 @@ class LayerTaps:
     def output(self, name: str) -> Tensor:
         """Result of the layer in this step."""
         value: Tensor = self._find(name)[2]
+        if value._version != self._versions[name]:
+            raise ConfigurationError(
+                f"the output of layer `{name}` was overwritten by a layer behind it, such as `nn.ReLU(inplace=True)`: "
+                "set `inplace=False` there, or name the layer that overwrites it."
+            )
         return value
 
     def _find(self, name: str) -> tuple[tuple[Any, ...], dict[str, Any], Any]:
@@ -96,8 +104,10 @@ def frozen_forward(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
     until: str | None = None,
+    before: str | None = None,
+    training: bool = False,
 ) -> Tensor:
-    """Forward pass with other weights, in evaluation mode, without gradient; no copy of the network is made.
+    """Forward pass with other weights, without gradient; no copy of the network is made.
 
     Args:
         network: Supplies the structure; its own weights, statistics and modes are left as they are.
@@ -105,27 +115,35 @@ def frozen_forward(
         args: Positional arguments of the call.
         kwargs: Keyword arguments of the call.
         until: Name of the layer after which the pass is cut short; its output is returned. ``None`` runs to the end.
+        before: Name of the layer before which it is cut short; that layer's input is returned.
+        training: Leave BatchNorm and dropout in the mode of the network; the running statistics in ``weights`` are
+            not changed. By default everything is in evaluation mode.
     """
-    modes = [(m, m.training) for m in network.modules() if m.training]
-    for module, _ in modes:
+    modes = [m for m in network.modules() if m.training and not training]
+    for module in modes:
         module.training = False
+    if training:  # BatchNorm would write into what it is given
+        trained = {n for n, _ in network.named_parameters()}
+        weights = {n: w if n in trained else w.clone() for n, w in weights.items()}
     try:
-        call = _Call(network, until)
+        call = _Call(network, until, before)
         result: Tensor = torch.func.functional_call(call, {f"network.{n}": w for n, w in weights.items()}, args, kwargs)
     finally:
-        for module, mode in modes:
-            module.training = mode
+        for module in modes:
+            module.training = True
     return result
 
 
 class _Call(nn.Module):
     """What `functional_call` runs: the network, whole or cut short."""
 
-    def __init__(self, network: nn.Module, until: str | None) -> None:
+    def __init__(self, network: nn.Module, until: str | None, before: str | None) -> None:
         super().__init__()
-        self.network, self.until = network, until
+        self.network, self.until, self.before = network, until, before
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        if self.until is None:
-            return self.network(*args, **kwargs)
-        return truncated_forward(self.network, self.until, *args, **kwargs)
+        if self.before is not None:
+            return truncated_input(self.network, self.before, *args, **kwargs)
+        if self.until is not None:
+            return truncated_forward(self.network, self.until, *args, **kwargs)
+        return self.network(*args, **kwargs)

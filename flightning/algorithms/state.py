@@ -64,6 +64,10 @@ class State:
         """Forget all values and take these."""
         self.__dict__["values"] = dict(values)
 
+    def to(self, device: torch.device) -> None:
+        """Put all values on a device."""
+        self.replace(apply_to_collection(self.values, Tensor, lambda t: t.to(device)))
+
 
 class ClientStates:
     """The values of every client that has some, kept in memory on the CPU."""

@@ -19,6 +19,9 @@ __all__ = ["RoundRecord"]
 class RoundRecord:
     """Bytes, losses and seconds of one round.
 
+    Args:
+        overhead: Bytes counted for each tensor besides its numbers.
+
     Example:
         >>> import torch
         >>> record = RoundRecord()
@@ -28,6 +31,7 @@ class RoundRecord:
         (20.0, 8.0)
     """
 
+    overhead: int = 0
     bytes: dict[str, int] = field(default_factory=lambda: {"up": 0, "down": 0, "extra_up": 0, "extra_down": 0})
     losses: list[dict[str, float]] = field(default_factory=list)
     steps: list[int] = field(default_factory=list)
@@ -39,9 +43,10 @@ class RoundRecord:
 
     def count(self, direction: str, payload: Payload) -> None:
         """Count what one client sends (``up``) or receives (``down``)."""
-        total = num_bytes(payload)
+        total = num_bytes(payload, self.overhead)
+        weights = num_bytes({"weights": payload.get("weights", {})}, self.overhead)
         self.bytes[direction] += total
-        self.bytes[f"extra_{direction}"] += total - num_bytes({"weights": payload.get("weights", {})})
+        self.bytes[f"extra_{direction}"] += total - weights
 
     @contextmanager
     def timing(self, what: str) -> Iterator[None]:

@@ -44,14 +44,20 @@ def flat_items(payload: Mapping[str, Any]) -> Iterator[tuple[tuple[str, ...], Te
             yield (name,), value
 
 
-def num_bytes(payload: Mapping[str, Any]) -> int:
+def num_bytes(payload: Mapping[str, Any], overhead: int = 0) -> int:
     """Bytes of all tensors of a payload.
+
+    Args:
+        payload: What crosses between server and client.
+        overhead: Bytes that a file format adds to each tensor; ``0`` counts the numbers alone.
 
     Example:
         >>> num_bytes({"weights": {"w": torch.ones(2, 3)}, "steps": torch.ones((), dtype=torch.int64)})
         32
+        >>> num_bytes({"map": torch.ones(512)}, overhead=760)  # table III of the rFedAvg paper
+        2808
     """
-    return sum(t.numel() * t.element_size() for _, t in flat_items(payload))
+    return sum(t.numel() * t.element_size() + overhead for _, t in flat_items(payload))
 
 
 def is_finite(payload: Mapping[str, Any]) -> bool:
