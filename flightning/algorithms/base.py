@@ -86,6 +86,8 @@ algorithm would be ignored: write the mixins first, `class Wrong(FederatedMixin,
     pools_data: ClassVar[bool] = False
     #: Whether a client's optimizer state lives on by default.
     keeps_optimizer: ClassVar[bool] = False
+    #: Share of the training samples that the server owns where ``data.shared_fraction`` is 0.
+    default_shared_fraction: ClassVar[float] = 0.0
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -103,6 +105,8 @@ algorithm would be ignored: write the mixins first, `class Wrong(FederatedMixin,
         self.global_weights: Weights = {}
         self.client: Client | None = None
         self.cohort: list[int] = []
+        #: Weight of each client of the cohort in ``mean`` reductions, for rules that hold all uploads (``stack``).
+        self.client_weights: dict[int, float] = {}
         self.num_clients = 0
         self.buffer_policy = "average"
         self.setup_bytes = 0
@@ -325,6 +329,7 @@ algorithm would be ignored: write the mixins first, `class Wrong(FederatedMixin,
     def start_federation(self, num_clients: int, buffer_policy: str) -> None:
         """Take the live weights as global weights and let the algorithm prepare itself."""
         self.num_clients, self.buffer_policy = num_clients, buffer_policy
+        self.setup_bytes = 0
         self._persistent = set(self.state_dict())
         self._trained = set(self.trainable())
         self.global_weights = {n: w.detach().to(_at_least_float32(w)).clone() for n, w in self.live_weights().items()}

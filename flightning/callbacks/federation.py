@@ -12,6 +12,7 @@ from typing import Any, Literal
 import numpy as np
 from lightning.fabric.plugins import TorchCheckpointIO
 from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.utilities import rank_zero_info
 from lightning_utilities.core.apply_func import apply_to_collection
 from torch import Tensor
 from torch.optim import Optimizer
@@ -148,6 +149,8 @@ class Federation(Callback):
         """Check that everything fits, and take over the stream of training batches."""
         self._module: FederatedMixin = check_module(pl_module)
         self._data: FederatedDataModule = check_datamodule(trainer.datamodule)  # type: ignore[attr-defined]
+        if self._module.default_shared_fraction and not len(self._data.shared):
+            self._share_data(self._module.default_shared_fraction)
         if stage != "fit":
             return
         check_trainer(trainer)
@@ -167,6 +170,13 @@ class Federation(Callback):
         if type(trainer.strategy.checkpoint_io) is TorchCheckpointIO:
             trainer.strategy.checkpoint_io = AtomicCheckpointIO()
 
+    def _share_data(self, fraction: float) -> None:
+        rank_zero_info(
+            f"`{type(self._module).__name__}` needs samples at the server and `data.shared_fraction` is 0: it takes "
+            f"{fraction:g} of the training samples, equal over classes, away from the clients."
+        )
+        self._data.share(fraction)
+
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Take the module's weights, fresh or restored, as global weights."""
         check_optimizers(trainer)
@@ -180,6 +190,7 @@ class Federation(Callback):
         self._reducer = Reducer(self._module.reductions)
         self._position = self._step_in_visit = 0
         self._module.cohort = self._plan.cohort
+        self._module.client_weights = {c: self._client(c).weight for c in self._plan.cohort}
         self._module.on_round_start()
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
@@ -297,6 +308,7 @@ class Federation(Callback):
             self._second_exchange()
         module.on_round_end()
         module.client = None
+        self._measure_clients()  # an algorithm may have given or taken shared samples
 
     def _second_exchange(self) -> None:
         module = self._module

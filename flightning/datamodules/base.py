@@ -18,6 +18,7 @@ from flightning.datamodules.sources import Source, TensorSource, as_source
 from flightning.datamodules.stream import BatchList, RoundPlan, RoundStream, Visit, num_batches, order_batches
 from flightning.datamodules.transforms import BatchTransform
 from flightning.errors import ConfigurationError
+from flightning.functional.heterogeneity import label_counts
 from flightning.functional.partition import partition_hash
 from flightning.functional.seeding import derive_seed, numpy_generator, resolve_seed, torch_generator
 
@@ -151,6 +152,7 @@ class FederatedDataModule(LightningDataModule):
         pool, self.shared = self._hold_out(pool, self.shared_fraction, by_class=True)
         parts = self._make_parts(labels[pool])
         self.parts = [self._stored(pool[part], client) for client, part in enumerate(parts)]
+        self._own_parts = list(self.parts)
         self.partition_hash = partition_hash(self.parts)
         self.sizes = np.array([len(part) for part in self.parts], dtype=np.int64)
         empty = np.flatnonzero(self.sizes == 0)
@@ -184,15 +186,25 @@ class FederatedDataModule(LightningDataModule):
             part = part[np.argsort(self.train_source.labels[part], kind="stable")]
         return part
 
+    def label_counts(self) -> NDArray[np.int64]:
+        """Samples of each client (row) and class (column)."""
+        return label_counts(self.train_source.labels, self.parts, self.num_classes)
+
     def pool(self) -> None:
         """Give all training samples to one client (centralised training)."""
         self.parts = [np.sort(np.concatenate(self.parts))]
+        self._own_parts = list(self.parts)
         self.sizes = np.array([len(self.parts[0])], dtype=np.int64)
         self.num_clients = 1
 
+    def share(self, fraction: float) -> None:
+        """Let the server own a share of the training samples, and deal the others to the clients anew."""
+        self.shared_fraction = fraction
+        self._deal()
+
     def give(self, client: int, indices: NDArray[np.int64]) -> None:
-        """Add samples, such as shared ones, to what a client trains on."""
-        self.parts[client] = np.concatenate([self.parts[client], indices])
+        """Let a client train on these samples, such as shared ones, beside its own; replaces what was given before."""
+        self.parts[client] = np.concatenate([self._own_parts[client], indices])
         self.sizes[client] = len(self.parts[client])
 
     # --- batches ------------------------------------------------------------------------------------------------
@@ -280,7 +292,11 @@ class InMemoryData(FederatedDataModule):
         return self._train, self._test
 
     def _make_parts(self, labels: NDArray[np.int64]) -> list[NDArray[np.int64]]:
-        return super()._make_parts(labels) if self._parts is None else self._parts
+        if self._parts is None:
+            return super()._make_parts(labels)
+        held_out = np.concatenate([self.validation, self.shared])
+        dealt = np.setdiff1d(np.arange(len(self._train)), held_out)
+        return [np.searchsorted(dealt, part[~np.isin(part, held_out)]) for part in self._parts]
 
     def _stored(self, part: NDArray[np.int64], client: int) -> NDArray[np.int64]:
         return super()._stored(part, client) if self._parts is None else part
