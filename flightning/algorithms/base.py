@@ -106,7 +106,7 @@ algorithm would be ignored: write the mixins first, `class Wrong(FederatedMixin,
         self.client: Client | None = None
         self.cohort: list[int] = []
         #: Weight of each client of the cohort in ``mean`` reductions, for rules that hold all uploads (``stack``).
-        self.client_weights: dict[int, float] = {}
+        self.cohort_weights: dict[int, float] = {}
         self.num_clients = 0
         self.buffer_policy = "average"
         self.setup_bytes = 0

@@ -190,7 +190,7 @@ class Federation(Callback):
         self._reducer = Reducer(self._module.reductions)
         self._position = self._step_in_visit = 0
         self._module.cohort = self._plan.cohort
-        self._module.client_weights = {c: self._client(c).weight for c in self._plan.cohort}
+        self._module.cohort_weights = {c: self._client(c).weight for c in self._plan.cohort}
         self._module.on_round_start()
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:

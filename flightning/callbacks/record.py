@@ -44,9 +44,10 @@ class RoundRecord:
     def count(self, direction: str, payload: Payload) -> None:
         """Count what one client sends (``up``) or receives (``down``)."""
         total = num_bytes(payload, self.overhead)
-        weights = num_bytes({"weights": payload.get("weights", {})}, self.overhead)
+        # a part of the model with a reduction of its own is called `weights.<part>`
+        weights = {name: value for name, value in payload.items() if name.partition(".")[0] == "weights"}
         self.bytes[direction] += total
-        self.bytes[f"extra_{direction}"] += total - weights
+        self.bytes[f"extra_{direction}"] += total - num_bytes(weights, self.overhead)
 
     @contextmanager
     def timing(self, what: str) -> Iterator[None]:
