@@ -13,6 +13,7 @@ __all__ = [
     "DataNotFoundError",
     "FlightningError",
     "PartitionError",
+    "check_choice",
     "nearest",
 ]
 
@@ -60,6 +61,19 @@ class ClientError(FlightningError, RuntimeError):
         super().__init__(
             f"client {client} failed in `{stage}` of round {round_index + 1}: {type(cause).__name__}: {cause}"
         )
+
+
+def check_choice(name: str, value: object, known: Iterable[object]) -> None:
+    """Refuse a value that is not among the known ones.
+
+    Example:
+        >>> check_choice("advance", "step", ["batch", "epoch"])
+        Traceback (most recent call last):
+            ...
+        flightning.errors.ConfigurationError: `advance='step'` must be one of `batch`, `epoch`.
+    """
+    if value not in known:
+        raise ConfigurationError(f"`{name}={value!r}` must be one of {', '.join(f'`{k}`' for k in known)}.")
 
 
 def nearest(name: str, known: Iterable[str], most: int = 3) -> str:

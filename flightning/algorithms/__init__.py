@@ -4,6 +4,7 @@ from flightning.algorithms.base import FederatedMixin
 from flightning.algorithms.centralized import Centralized, CentralizedMixin
 from flightning.algorithms.fedavg import FedAvg, FedAvgMixin
 from flightning.algorithms.fedprox import FedProx, FedProxMixin
+from flightning.algorithms.fedrl import FedRL, FedRLMixin
 from flightning.algorithms.solo import SOLO, SOLOMixin
 
 __all__ = [
@@ -14,6 +15,8 @@ __all__ = [
     "FedAvgMixin",
     "FedProx",
     "FedProxMixin",
+    "FedRL",
+    "FedRLMixin",
     "FederatedMixin",
     "SOLOMixin",
 ]

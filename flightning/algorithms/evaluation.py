@@ -8,6 +8,7 @@ clients is logged beside each of them as ``<name>_std``.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -40,6 +41,7 @@ class PersonalEvaluation(LightningModule):
         super().__init__(**kwargs)
         self._evaluated: int | None = None
         self._batch_size = 1
+        self._silent = False
         self._client_sums: dict[str, dict[int, tuple[float, float]]] = {}
 
     @property
@@ -67,11 +69,22 @@ class PersonalEvaluation(LightningModule):
 
     def log(self, name: str, value: Any, *args: Any, **kwargs: Any) -> None:
         """Log as Lightning does, and remember which client the value belongs to."""
+        if self._silent:
+            return
         super().log(name, value, *args, **kwargs)
         if self._evaluated is not None and isinstance(value, Tensor | float | int):
             size = kwargs.get("batch_size") or self._batch_size
             total, count = self._client_sums.setdefault(name, {}).get(self._evaluated, (0.0, 0.0))
             self._client_sums[name][self._evaluated] = total + float(value) * size, count + size
+
+    @contextmanager
+    def silence(self) -> Iterator[None]:
+        """Log nothing inside this block."""
+        self._silent = True
+        try:
+            yield
+        finally:
+            self._silent = False
 
     def evaluate_batch(self, stage: str, batch: Any) -> None:
         """Log more about a batch that was just evaluated.
@@ -81,7 +94,7 @@ class PersonalEvaluation(LightningModule):
             batch: The batch; outputs of watched layers are at hand.
         """
 
-    def client_weights(self, client: int) -> dict[str, Tensor]:
+    def personal_weights(self, client: int) -> dict[str, Tensor]:
         """What a client keeps of the model, for its evaluation."""
         weights: dict[str, Tensor] = self.client_states.load(client, self.device).get("weights", {})
         return weights
@@ -89,7 +102,7 @@ class PersonalEvaluation(LightningModule):
     def client_models(self) -> Iterator[int]:
         """Put the weights of one client after the other into the module, the global ones at the end."""
         for client in range(self.num_clients):
-            self.load_weights({**self.global_weights, **self.client_weights(client)})
+            self.load_weights({**self.global_weights, **self.personal_weights(client)})
             yield client
         self.load_global_weights()
 

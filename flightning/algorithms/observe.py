@@ -8,12 +8,14 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.dropout import _DropoutNd
 from torch.utils.hooks import RemovableHandle
 
 from flightning.errors import ConfigurationError
 from flightning.functional.layers import truncated_forward, truncated_input
 
-__all__ = ["LayerTaps", "frozen_forward"]
+__all__ = ["LayerTaps", "frozen_forward", "without_noise"]
 
 
 class LayerTaps:
@@ -37,6 +39,8 @@ class LayerTaps:
 
         def keep(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
             if self._open:
+                if isinstance(output, tuple | list):  # an `nn.LSTM` also returns its state
+                    output = output[0]
                 self._seen[name] = args, kwargs, output
                 self._versions[name] = output._version if isinstance(output, Tensor) else 0
 
@@ -95,6 +99,20 @@ class LayerTaps:
             handle.remove()
         self._handles.clear()
         self._seen.clear()
+
+
+@contextmanager
+def without_noise(module: nn.Module) -> Iterator[None]:
+    """Let BatchNorm use its running statistics and dropout do nothing inside this block."""
+    # not `eval()` of everything: cuDNN refuses the backward pass of an LSTM in evaluation mode
+    noisy = [m for m in module.modules() if isinstance(m, _BatchNorm | _DropoutNd) and m.training]
+    for layer in noisy:
+        layer.training = False
+    try:
+        yield
+    finally:
+        for layer in noisy:
+            layer.training = True
 
 
 @torch.no_grad()

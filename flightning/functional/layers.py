@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NoReturn
 
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.pooling import _AdaptiveAvgPoolNd, _AdaptiveMaxPoolNd, _AvgPoolNd, _MaxPoolNd
 
 from flightning.errors import ConfigurationError, nearest
 
-__all__ = ["batch_norm_names", "last_linear", "truncated_forward", "truncated_input"]
+__all__ = ["batch_norm_names", "block_names", "last_linear", "truncated_forward", "truncated_input"]
+
+_POOLINGS = (_MaxPoolNd, _AvgPoolNd, _AdaptiveMaxPoolNd, _AdaptiveAvgPoolNd)
 
 
 class _Reached(BaseException):
@@ -98,6 +102,38 @@ def last_linear(module: nn.Module) -> str:
             "Give the name of a layer, as printed by `named_modules()`."
         )
     return names[-1]
+
+
+def block_names(network: nn.Module, blocks: str | Sequence[str]) -> list[str]:
+    """Names of the layers of a network that count as its layers one after the other.
+
+    Args:
+        network: The network to look into.
+        blocks: ``param_blocks`` (each layer with its activation and pooling: what the network gives as ``blocks``),
+            ``modules`` (each layer with parameters of its own and each pooling), or the names themselves.
+
+    Raises:
+        ConfigurationError: If the network has no ``blocks`` or no layer of a given name.
+
+    Example:
+        >>> net = nn.Sequential(nn.Conv2d(1, 2, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(2, 2))
+        >>> block_names(net, "modules"), block_names(net, ["2", "4"])
+        (['0', '2', '4'], ['2', '4'])
+    """
+    modules = list(network.named_modules())
+    if blocks == "modules":
+        return [n for n, m in modules if isinstance(m, _POOLINGS) or any(True for _ in m.parameters(recurse=False))]
+    if blocks == "param_blocks":
+        own = getattr(network, "blocks", None)
+        if not isinstance(own, list):
+            raise ConfigurationError(
+                f"`{type(network).__name__}` does not tell its `blocks`: name its layers in order, for instance "
+                "`blocks: [conv1, conv2, fc]`, or take `blocks: modules`."
+            )
+        return [name for name, _ in own]
+    for name in blocks:
+        _layer(network, name)
+    return list(blocks)
 
 
 def batch_norm_names(module: nn.Module) -> set[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
@@ -16,6 +17,7 @@ __all__ = [
     "mean_map_distance",
     "model_contrastive",
     "prototype_cross_entropy",
+    "representation_distance",
     "supervised_contrastive",
 ]
 
@@ -282,6 +284,40 @@ def mean_map_distance(features: Tensor, target: Tensor) -> Tensor:
             f"got {tuple(target.shape)}."
         )
     return (_precise(features).mean(dim=0) - _precise(target).detach()).square().sum()
+
+
+def representation_distance(
+    local: Tensor,
+    teacher: Tensor,
+    p: Literal[1, 2] = 1,
+    reduction: Literal["batch_fro", "sample_mean", "sample_sum", "mse"] = "batch_fro",
+) -> Tensor:
+    r"""Compute FedRL's distance between what a layer gives in the local and in the global model.
+
+    With :math:`d_i` the difference of sample :math:`i`: ``batch_fro`` is
+    :math:`(\sum_i \lVert d_i \rVert^2)^{p/2}`, ``sample_mean`` and ``sample_sum`` are mean and sum of
+    :math:`\lVert d_i \rVert^p`, and ``mse`` is the mean of all squared entries (:math:`p = 2` only).
+    The gradient is 0 where the two are equal.
+
+    Args:
+        local: Output (n, ...) of the layer in the model that is trained.
+        teacher: The same of the frozen model; a constant.
+        p: ``1`` for norms, ``2`` for their squares.
+        reduction: How entries and samples become one number.
+
+    Example:
+        >>> local, teacher = torch.tensor([[3.0, 0.0], [0.0, 4.0]]), torch.zeros(2, 2)
+        >>> representation_distance(local, teacher), representation_distance(local, teacher, 2, "sample_mean")
+        (tensor(5.), tensor(12.5000))
+    """
+    difference = (_precise(local) - _precise(teacher).detach()).flatten(start_dim=1)
+    if reduction == "mse":
+        return difference.square().mean()
+    # vector_norm has the sub-gradient 0 at 0, where sqrt has none
+    if reduction == "batch_fro":
+        return difference.square().sum() if p == 2 else torch.linalg.vector_norm(difference)
+    each = difference.square().sum(dim=1) if p == 2 else torch.linalg.vector_norm(difference, dim=1)
+    return each.mean() if reduction == "sample_mean" else each.sum()
 
 
 def _precise(x: Tensor) -> Tensor:
