@@ -88,7 +88,7 @@ def read_partition(path: str | Path) -> SavedPartition:
             num_samples=int(stored["num_samples"]),
         )
         whole = partition_hash(saved.parts) == str(stored["partition_hash"])
-    except (OSError, EOFError, ValueError, KeyError, AttributeError, zipfile.BadZipFile) as error:
+    except (OSError, EOFError, ValueError, KeyError, TypeError, zipfile.BadZipFile) as error:
         raise PartitionError(
             f"`{path}` is damaged or no partition file ({error}): save the partition again."
         ) from error

@@ -33,8 +33,8 @@ def natural_ids(ids: npt.NDArray[Any], min_samples: int = 1) -> tuple[npt.NDArra
     names, place, sizes = np.unique(ids, return_inverse=True, return_counts=True)
     if len(names) < 2:
         raise PartitionError(
-            f"The client column holds one value only ({names[0] if len(names) else 'no rows'!r}): choose the column of "
-            "the writer, user or role, or a rule that needs no ids."
+            f"The client column holds one value only ({', '.join(map(str, names))}): choose the column of the writer, "
+            "user or role, or a rule that needs no ids."
         )
     kept = sizes >= min_samples
     if not kept.any():
