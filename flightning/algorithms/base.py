@@ -16,11 +16,12 @@ from typing import Any, ClassVar
 
 import torch
 from lightning.pytorch import LightningModule
+from lightning.pytorch.utilities.data import extract_batch_size
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from flightning.algorithms.evaluation import PersonalEvaluation
-from flightning.algorithms.observe import LayerTaps, frozen_forward
+from flightning.algorithms.observe import LayerTaps, frozen_forward, without_noise
 from flightning.algorithms.state import ClientStates, State
 from flightning.errors import CheckpointError, ClientError, CompositionError, ConfigurationError, FlightningError
 from flightning.functional.aggregation import REDUCTIONS, Payload
@@ -40,6 +41,7 @@ class Client:
         num_samples: Its training samples.
         weight: Its weight in ``mean`` reductions, not normalised.
         steps_per_epoch: Local steps of one pass over its samples.
+        share: Its share of the objective: its weight over that of all clients that can train, sampled or not.
         steps: Optimizer steps it has taken this round; a step that a gradient scaler skipped is not counted.
         step_sizes: Learning rate of each of these steps.
         losses: Sums over the round of the task loss and each regularization term.
@@ -49,6 +51,7 @@ class Client:
     num_samples: int
     weight: float
     steps_per_epoch: int = 1
+    share: float = 1.0
     steps: int = 0
     step_sizes: list[float] = field(default_factory=list)
     losses: dict[str, Tensor] = field(default_factory=dict)
@@ -78,7 +81,8 @@ algorithm would be ignored: write the mixins first, `class Wrong(FederatedMixin,
 
     #: How each upload name is reduced over the cohort; the declarations of all bases are merged.
     reductions: ClassVar[Mapping[str, str]] = {"weights": "mean"}
-    #: What only one mixin of a class may do, such as ``"drift correction"``.
+    #: What only one mixin of a class may do, such as ``"drift correction"``. The owner of the ``"aggregation rule"``
+    #: comes before other mixins with an `aggregate`, which then see new weights.
     owns: ClassVar[frozenset[str]] = frozenset()
     #: Train every client in every round, whatever the participation.
     trains_everybody: ClassVar[bool] = False
@@ -93,6 +97,7 @@ algorithm would be ignored: write the mixins first, `class Wrong(FederatedMixin,
         super().__init_subclass__(**kwargs)
         _check_order(cls)
         _check_ownership(cls)
+        _check_aggregation_order(cls)
         cls.reductions = _merged_reductions(cls)
 
     def __init__(self, **kwargs: Any) -> None:
@@ -108,6 +113,10 @@ algorithm would be ignored: write the mixins first, `class Wrong(FederatedMixin,
         #: Weight of each client of the cohort in ``mean`` reductions, for rules that hold all uploads (``stack``).
         self.cohort_weights: dict[int, float] = {}
         self.num_clients = 0
+        #: Clients that can train, sampled or not: those that have at least one batch.
+        self.num_training_clients = 0
+        #: Clients whose update enters this round's `aggregate`.
+        self.num_updates = 0
         self.buffer_policy = "average"
         self.setup_bytes = 0
         #: Numbers that the algorithm wants logged for this round; logged and cleared when the round ends.
@@ -226,6 +235,10 @@ algorithm would be ignored: write the mixins first, `class Wrong(FederatedMixin,
         """Live parameters that are trained, by name; updates of clients are over these."""
         return {n: p for n, p in self.named_parameters() if p.requires_grad}
 
+    def shared_parameters(self) -> Weights:
+        """Live parameters that are trained and exchanged, by name."""
+        return {n: p for n, p in self.trainable().items() if self.is_shared(n)}
+
     def live_weights(self) -> Weights:
         """Live trained parameters and persistent buffers, by name."""
         buffers = {n: b for n, b in self.named_buffers() if n in self._persistent}
@@ -238,7 +251,20 @@ algorithm would be ignored: write the mixins first, `class Wrong(FederatedMixin,
     def client_batches(self) -> Iterator[Any]:
         """All training batches of the current client on the module's device, in stored order, without augmentation."""
         for batch in self.federated_data.client_batches(self._training_client.id):
-            yield self.trainer.strategy.batch_to_device(batch)
+            yield self.trainer.strategy.batch_to_device(self.trainer.precision_plugin.convert_input(batch))
+
+    def task_losses(self) -> Iterator[tuple[Tensor, int]]:
+        """Task loss of each batch of `client_batches` at the live weights, with its number of samples.
+
+        BatchNorm uses its running statistics and dropout is off; nothing is logged. Gradients are recorded unless the
+        caller switches them off.
+        """
+        for index, batch in enumerate(self.client_batches()):
+            precision = self.trainer.precision_plugin.forward_context()
+            with self.silence(), without_noise(self), self._taps.listening(), precision:
+                output = self._call_user_step("training_step", super().training_step, (batch, index))
+                loss = self.task_loss(output["loss"] if isinstance(output, Mapping) else output, batch)
+            yield loss, extract_batch_size(batch)
 
     def split_batch(self, batch: Any) -> tuple[Any, Tensor]:
         """Inputs and targets of a batch; override it where batches are no ``(inputs, targets)`` pairs."""
@@ -513,6 +539,17 @@ def _check_ownership(cls: type) -> None:
                     f"{power}. Keep one of them."
                 )
             owners[power] = mixin.__name__
+
+
+def _check_aggregation_order(cls: type) -> None:
+    mixins = _mixins(cls)
+    for owner in [m for m in mixins if "aggregation rule" in vars(m).get("owns", ())]:
+        for mixin in mixins[: mixins.index(owner)]:
+            if "aggregate" in vars(mixin) and not issubclass(mixin, owner):
+                raise CompositionError(
+                    f"`{cls.__name__}` puts `{mixin.__name__}` before `{owner.__name__}`, which alone knows how to "
+                    f"turn its uploads into weights: write `{owner.__name__}` first."
+                )
 
 
 def _merged_reductions(cls: type) -> dict[str, str]:

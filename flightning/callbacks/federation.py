@@ -191,6 +191,7 @@ class Federation(Callback):
         self._position = self._step_in_visit = 0
         self._module.cohort = self._plan.cohort
         self._module.cohort_weights = {c: self._client(c).weight for c in self._plan.cohort}
+        self._module.num_training_clients = int((self._steps > 0).sum())
         self._module.on_round_start()
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
@@ -302,6 +303,7 @@ class Federation(Callback):
     def _end_round(self, is_last: bool) -> None:
         module = self._module
         if self._reducer.num_clients:  # a round without one good update leaves everything as it was
+            module.num_updates = self._reducer.num_clients
             module.aggregate(self._reducer.result())
         module.load_global_weights()
         if not is_last and type(module).after_aggregation is not FederatedMixin.after_aggregation:
@@ -333,9 +335,11 @@ class Federation(Callback):
             self.record.count(direction, payload)
 
     def _client(self, client: int) -> Client:
-        size = int(self._data.sizes[client])
-        weight = float(size) if self.weighting == "samples" else 1.0
-        return Client(client, size, weight, steps_per_epoch=int(self._per_epoch[client]))
+        able = self._steps > 0
+        weights = np.where(able, self._data.sizes if self.weighting == "samples" else 1, 0).astype(float)
+        weight, size = float(weights[client]), int(self._data.sizes[client])
+        share = weight / float(weights.sum())
+        return Client(client, size, weight, steps_per_epoch=int(self._per_epoch[client]), share=share)
 
     @property
     def _keeps_optimizer(self) -> bool:
