@@ -12,7 +12,7 @@ CSS = """
     --link: #7cbcf2; --mark: #574711; --note: #2f2a18; --note-rule: #b98f1d; }
 }
 * { box-sizing: border-box; }
-html { -webkit-text-size-adjust: 100%; scroll-behavior: smooth; }
+html { -webkit-text-size-adjust: 100%; }
 body { margin: 0 auto; max-width: 80rem; padding: 1rem clamp(0.9rem, 3vw, 2rem) 3rem; background: var(--paper);
   color: var(--ink); font: 1rem/1.5 system-ui, sans-serif; overflow-wrap: break-word; }
 h1 { font-size: clamp(1.35rem, 4.5vw, 1.9rem); line-height: 1.2; margin: 0.6rem 0 0.3rem; }
@@ -104,7 +104,8 @@ JS = """
       const at = (event.clientX - box.left) * unit;
       if (at < left || at > right) return hide();
       const x = x0 + (at - left) / (right - left) * (x1 - x0);
-      const lines = panel.curves.filter((c) => shown(c.m)).map((c) => {
+      const reaches = (c) => x <= c.x[c.x.length - 1] + 0.02 * (x1 - x0);
+      const lines = panel.curves.filter((c) => shown(c.m) && reaches(c)).map((c) => {
         const i = nearest(c.x, x);
         return { m: c.m, y: c.y[i], s: c.s ? c.s[i] : null, r: c.r[i] };
       }).sort((a, b) => b.y - a.y);
@@ -128,7 +129,8 @@ JS = """
       const room = svg.parentNode.clientWidth - tip.offsetWidth - 4, pointer = event.clientX - box.left;
       const side = pointer + 16 <= room ? pointer + 16 : pointer - tip.offsetWidth - 8;
       tip.style.left = `${Math.max(4, Math.min(room, side))}px`;
-      tip.style.top = `${svg.offsetTop + 8}px`;
+      // curves rise: the lower part of a chart is the empty one
+      tip.style.bottom = `${svg.parentNode.getBoundingClientRect().bottom - box.bottom + box.height * 0.16}px`;
     });
     svg.addEventListener("pointerleave", hide);
   });

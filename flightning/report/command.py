@@ -14,12 +14,12 @@ from flightning.report.curves import looks, panels
 from flightning.report.figures import write_figures
 from flightning.report.formats import latex, latex_text, markdown, runs_csv, tables_csv
 from flightning.report.page import page
-from flightning.report.quantities import accuracies, costs, fairness, to_target
+from flightning.report.quantities import Quantity, accuracies, costs, fairness, to_target
 from flightning.report.runs import ReportError, Run, read_runs
 from flightning.report.tables import MOST_PAIRS, Table, method_tables, pair_tables
 from flightning.report.target import BASELINE_FINAL, Target, set_target
 
-__all__ = ["Report", "report", "run"]
+__all__ = ["Report", "analyse", "report", "run"]
 
 
 @dataclass(frozen=True)
@@ -29,9 +29,11 @@ class Report:
     Args:
         title: Heading.
         notices: Lines on top, such as that the rounds were scaled down.
-        tables: The tables as shown; the CSV also has the pairs that are left out of them.
+        tables: The tables as shown.
         notes: Sentences about what was skipped.
         compared: The runs behind it.
+        quantities: What is known of each run.
+        pairs: The paired differences of all methods, also those that are too many to show.
         files: Everything that was written, the HTML page first.
     """
 
@@ -40,7 +42,9 @@ class Report:
     tables: Sequence[Table]
     notes: Sequence[str]
     compared: Comparison
-    files: Sequence[Path]
+    quantities: Sequence[Quantity]
+    pairs: Sequence[Table]
+    files: Sequence[Path] = ()
 
     @property
     def markdown(self) -> str:
@@ -65,16 +69,42 @@ def report(
     table), ``runs.csv`` (one line per run) and ``accuracy_over_{rounds,bytes,seconds}.{png,pdf}``.
 
     Args:
+        runs: See :func:`analyse`, as for the arguments after ``out``.
+        target: See :func:`analyse`.
+        out: Folder to write to.
+        mixed: See :func:`analyse`.
+        baseline: See :func:`analyse`.
+        last: See :func:`analyse`.
+
+    Returns:
+        The report.
+
+    Raises:
+        ReportError: If there are no runs, they cannot be compared, or an argument is wrong.
+    """
+    made = analyse(runs, target, mixed, baseline, last)
+    return replace(made, files=_write(made, Path(out)))
+
+
+def analyse(
+    runs: Sequence[Path | str],
+    target: str | float = BASELINE_FINAL,
+    mixed: bool = False,
+    baseline: str = "FedAvg",
+    last: int = 1,
+) -> Report:
+    """Compare runs without writing anything.
+
+    Args:
         runs: Run folders, or folders that contain run folders at any depth.
         target: Accuracy in (0, 1] that "rounds to target" speaks of, or ``"fedavg-final"`` for the final accuracy
             of the baseline with the same seed.
-        out: Folder to write to.
         mixed: Whether runs of different data or partitions may stand side by side, one column each.
         baseline: Method that speed-ups refer to.
         last: Number of evaluated rounds that the final accuracy is the mean of (paper S5: 5).
 
     Returns:
-        The report.
+        The report, without files.
 
     Raises:
         ReportError: If there are no runs, they cannot be compared, or an argument is wrong.
@@ -84,29 +114,30 @@ def report(
     found, notes = read_runs(runs)
     compared = arrange(found, mixed=mixed, baseline=baseline)
     goal = set_target(target, compared, last)
-    tables = _tables(compared, goal, last)
     pairs = pair_tables(compared, last)
-    shown = [*tables, *(_fewer_pairs(p, compared) for p in pairs)]
-    title = "Comparison of " + (
-        f"{len(compared.methods)} methods" if len(compared.methods) > 1 else compared.methods[0]
-    )
+    tables = [*_tables(compared, goal, last), *(_fewer_pairs(p, compared) for p in pairs)]
+    several = len(compared.methods) > 1
+    title = f"Comparison of {len(compared.methods)} methods" if several else compared.methods[0]
     title += f" on {compared.common}" if compared.common else ""
-    notices = _notices(found)
-    folder = Path(out)
-    folder.mkdir(parents=True, exist_ok=True)
-    look, drawn = looks(compared.methods), panels(compared)
     quantities = [*accuracies(last), *(to_target(goal) if goal else []), *costs(), *fairness()]
-    files = {
-        "report.html": page(title, notices, shown, drawn, look, compared, notes),
-        "report.md": Report(title, notices, shown, notes, compared, ()).markdown,
-        "report.tex": "".join(f"% {latex_text(n)}\n" for n in notices) + "\n".join(map(latex, shown)),
-        "report.csv": tables_csv([*tables, *pairs]),
-        "runs.csv": runs_csv(compared, quantities),
+    return Report(title, _notices(found), tables, notes, compared, quantities, pairs)
+
+
+def _write(made: Report, folder: Path) -> list[Path]:
+    """Write every format; the files."""
+    folder.mkdir(parents=True, exist_ok=True)
+    look, drawn = looks(made.compared.methods), panels(made.compared)
+    shown = [t for t in made.tables if t.corner == "method"]
+    texts = {
+        "report.html": page(made.title, made.notices, made.tables, drawn, look, made.compared, made.notes),
+        "report.md": made.markdown,
+        "report.tex": "".join(f"% {latex_text(n)}\n" for n in made.notices) + "\n".join(map(latex, made.tables)),
+        "report.csv": tables_csv([*shown, *made.pairs]),
+        "runs.csv": runs_csv(made.compared, made.quantities),
     }
-    for name, content in files.items():
+    for name, content in texts.items():
         (folder / name).write_text(content, encoding="utf-8")
-    written = [folder / name for name in files] + write_figures(drawn, look, folder)
-    return Report(title, notices, shown, notes, compared, written)
+    return [folder / name for name in texts] + write_figures(drawn, look, folder)
 
 
 def _notices(runs: Sequence[Run]) -> list[str]:

@@ -13,7 +13,7 @@ from flightning.report.quantities import byte_unit
 from flightning.report.runs import FloatArray, Run
 from flightning.report.statistics import cumulative, traffic
 
-__all__ = ["AXES", "COLOURS", "DASHES", "MARKERS", "Axis", "Curve", "Look", "Panel", "looks", "panels"]
+__all__ = ["AXES", "COLOURS", "DASHES", "MARKERS", "Axis", "Curve", "Look", "Panel", "frame", "looks", "panels"]
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#888888")
 """The palette of Okabe and Ito, which colour-blind readers can tell apart; yellow and black are left out because one
@@ -98,6 +98,17 @@ def panels(compared: Comparison) -> list[Panel]:
                 title = f"{unit} sent"
             found.append(Panel(setting, axis, title, curves))
     return found
+
+
+def frame(panel: Panel) -> tuple[float, float, float, float]:
+    """Bounds ``(x0, x1, y0, y1)`` of a panel's data, accuracies in percent, bands included."""
+    x1 = max(float(c.x[-1]) for c in panel.curves)
+    x0 = min(float(c.x[0]) for c in panel.curves) if panel.axis.key == "rounds" else 0.0
+    spread = [np.nan_to_num(c.std) for c in panel.curves]
+    low = 100 * min(float((c.mean - s).min()) for c, s in zip(panel.curves, spread, strict=True))
+    high = 100 * max(float((c.mean + s).max()) for c, s in zip(panel.curves, spread, strict=True))
+    room = max(0.03 * (high - low), 0.1)
+    return x0, x1 if x1 > x0 else x0 + 1, max(0.0, low - room), min(100.0, high + room)
 
 
 def _curve(method: str, axis: Axis, runs: Sequence[Run]) -> Curve | None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from flightning.report.curves import Look, Panel
+from flightning.report.curves import Look, Panel, frame
 
 __all__ = ["write_figures"]
 
@@ -50,20 +50,17 @@ def write_figures(panels: Sequence[Panel], look: Mapping[str, Look], folder: Pat
     files = []
     with matplotlib.rc_context(STYLE):
         for key, group in by_axis.items():
-            columns = min(len(group), 3)
+            columns = 2 if len(group) == 4 else min(len(group), 3)
             lines = -(-len(group) // columns)
-            names = list(dict.fromkeys(c.method for p in group for c in p.curves))
-            across = max(1, min(len(names), round(columns * WIDTH / max(1.0, 0.35 + 0.07 * max(map(len, names))))))
-            height = HEIGHT * lines + 0.15 * -(-len(names) // across)
+            names, across = _legend_layout([c.method for p in group for c in p.curves], columns * WIDTH)
+            height = HEIGHT * lines + 0.17 * -(-len(names) // across)
             figure = Figure(figsize=(WIDTH * columns, height), layout="constrained")
             grid = figure.subplots(lines, columns, squeeze=False)
+            handles = {}
             for axes, panel in zip(grid.flat, group, strict=False):
-                _draw(axes, panel, look, title=len(group) > 1)
+                handles.update(_draw(axes, panel, look, title=len(group) > 1))
             for axes in list(grid.flat)[len(group) :]:
                 axes.set_axis_off()
-            handles = {}
-            for axes in grid.flat:
-                handles.update({text: h for h, text in zip(*axes.get_legend_handles_labels(), strict=True)})
             figure.legend(
                 [handles[n] for n in names],
                 names,
@@ -79,11 +76,23 @@ def write_figures(panels: Sequence[Panel], look: Mapping[str, Look], folder: Pat
     return files
 
 
-def _draw(axes: Any, panel: Panel, look: Mapping[str, Look], title: bool) -> None:
+def _legend_layout(methods: Sequence[str], width: float) -> tuple[list[str], int]:
+    """Methods in the order that makes matplotlib's column-wise legend read row by row, and the number of columns."""
+    names = list(dict.fromkeys(methods))
+    entry = 0.6 + 0.07 * max(map(len, names))  # inches: line, gaps and letters of 8 points
+    most = max(1, min(len(names), int(width / entry)))
+    across = -(-len(names) // -(-len(names) // most))
+    return [name for column in range(across) for name in names[column::across]], across
+
+
+def _draw(axes: Any, panel: Panel, look: Mapping[str, Look], title: bool) -> dict[str, Any]:
+    """Draw one panel; the lines by method, for the legend."""
+    x0, x1, y0, y1 = frame(panel)
+    lines = {}
     for curve in panel.curves:
         style = look[curve.method]
         mean, std = 100 * curve.mean, 100 * curve.std
-        axes.plot(
+        (lines[curve.method],) = axes.plot(
             curve.x,
             mean,
             color=style.colour,
@@ -92,12 +101,13 @@ def _draw(axes: Any, panel: Panel, look: Mapping[str, Look], title: bool) -> Non
             marker=style.marker,
             markersize=3,
             markevery=max(1, len(curve.x) // 6),
-            label=curve.method,
         )
         if np.isfinite(std).any():
             axes.fill_between(curve.x, mean - std, mean + std, color=style.colour, alpha=0.18, linewidth=0)
+    axes.set_xlim(x0 - 0.01 * (x1 - x0), x1 + 0.01 * (x1 - x0))
+    axes.set_ylim(y0, y1)
     axes.set_xlabel(panel.title)
     axes.set_ylabel("accuracy (%)")
-    axes.margins(x=0.01)
     if title:
         axes.set_title(panel.setting)
+    return lines

@@ -12,9 +12,9 @@ from typing import Any
 
 from flightning.report.arrange import Comparison, changes_learning
 from flightning.report.assets import CSS, JS
-from flightning.report.curves import Look, Panel
+from flightning.report.curves import Look, Panel, frame
 from flightning.report.quantities import NOTHING
-from flightning.report.svg import AREA, WIDTH, chart, frame, swatch, thin
+from flightning.report.svg import AREA, WIDTH, chart, swatch, thin
 from flightning.report.tables import Table
 from flightning.version import __version__
 

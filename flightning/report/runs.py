@@ -6,6 +6,7 @@ import csv
 import io
 import math
 import os
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -98,7 +99,7 @@ def find_runs(paths: Iterable[Path | str]) -> list[Path]:
                 f"`{path}` is not a folder, but RUN_DIR must be one; give a run folder or one that holds runs."
             )
         for folder, below, files in os.walk(path):
-            below.sort()
+            below.sort(key=_natural)
             if "metrics.csv" in files:
                 below.clear()
                 found.setdefault(Path(folder).resolve(), Path(folder))
@@ -240,6 +241,11 @@ def add_row(table: dict[int, dict[str, float]], row: Mapping[str, Any]) -> bool:
         return False
     table.setdefault(int(number), {}).update({k: v for k, v in values.items() if math.isfinite(v)})
     return True
+
+
+def _natural(name: str) -> list[tuple[int, str]]:
+    """Key that sorts ``seed-10`` after ``seed-2``."""
+    return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", name)]
 
 
 def _seed(value: Any) -> int | None:

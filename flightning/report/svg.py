@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from flightning.report.curves import Curve, Look, Panel
+from flightning.report.curves import Curve, Look, Panel, frame
 from flightning.report.runs import FloatArray
 
-__all__ = ["AREA", "HEIGHT", "WIDTH", "chart", "frame", "swatch", "thin", "ticks"]
+__all__ = ["AREA", "HEIGHT", "WIDTH", "chart", "swatch", "thin", "ticks"]
 
 WIDTH, HEIGHT = 480, 310
 AREA = (46.0, 10.0, 468.0, 268.0)
@@ -56,17 +56,6 @@ def thin(curve: Curve) -> npt.NDArray[np.int64]:
     """Positions of at most ``MOST_POINTS`` points of a curve, the first and the last among them."""
     n = len(curve.x)
     return np.unique(np.linspace(0, n - 1, min(n, MOST_POINTS)).round().astype(np.int64))
-
-
-def frame(panel: Panel) -> tuple[float, float, float, float]:
-    """Bounds ``(x0, x1, y0, y1)`` of a panel's data, accuracies in percent, bands included."""
-    x1 = max(float(c.x[-1]) for c in panel.curves)
-    x0 = min(float(c.x[0]) for c in panel.curves) if panel.axis.key == "rounds" else 0.0
-    spread = [np.nan_to_num(c.std) for c in panel.curves]
-    low = 100 * min(float((c.mean - s).min()) for c, s in zip(panel.curves, spread, strict=True))
-    high = 100 * max(float((c.mean + s).max()) for c, s in zip(panel.curves, spread, strict=True))
-    room = max(0.03 * (high - low), 0.1)
-    return x0, x1 if x1 > x0 else x0 + 1, max(0.0, low - room), min(100.0, high + room)
 
 
 def chart(panel: Panel, look: Mapping[str, Look], index: int) -> str:

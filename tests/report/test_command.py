@@ -1,0 +1,82 @@
+import time
+
+import pytest
+
+from flightning.report import report, run
+from tests.report.synthetic import png, write_grid, write_run
+
+FILES = ["report.html", "report.md", "report.tex", "report.csv", "runs.csv"]
+FIGURES = [f"accuracy_over_{axis}.{suffix}" for axis in ("rounds", "bytes", "seconds") for suffix in ("png", "pdf")]
+
+
+def test_command_prints_the_tables_and_writes_every_file(tmp_path, capsys):
+    write_grid(tmp_path / "runs", methods=("FedAvg", "FedProx"), seeds=2, rounds=5)
+    assert run([str(tmp_path / "runs"), "--target", "0.5", "--out", str(tmp_path / "out")]) == 0
+    printed = capsys.readouterr().out
+    assert "| best accuracy (%) |" in printed
+    assert "Target: accuracy 50 %" in printed
+    assert sorted(p.name for p in (tmp_path / "out").iterdir()) == sorted(FILES + FIGURES)
+
+
+def test_command_says_what_is_wrong_and_returns_2(tmp_path, capsys):
+    assert run([str(tmp_path)]) == 2
+    assert capsys.readouterr().err.startswith("flightning report: no run in")
+
+
+def test_options_reach_the_report(tmp_path, capsys):
+    for data in ("MNIST", "CIFAR10"):
+        write_run(tmp_path / data, "SOLO", data=data)
+    out = ["--out", str(tmp_path / "out")]
+    assert run([str(tmp_path), *out]) == 2
+    assert run([str(tmp_path), "--mixed", "--baseline", "solo", "--last", "2", *out]) == 0
+    printed = capsys.readouterr().out
+    assert "final accuracy of SOLO" in printed
+    assert "mean of the last 2 evaluated rounds" in printed
+
+
+def test_figures_are_real_and_reproducible(tmp_path):
+    write_grid(tmp_path / "runs", methods=("FedAvg", "FedProx"), seeds=2, rounds=5)
+    for name in ("one", "two"):
+        report([tmp_path / "runs"], out=tmp_path / name)
+    assert (tmp_path / "one" / "accuracy_over_rounds.png").read_bytes().startswith(b"\x89PNG")
+    assert (tmp_path / "one" / "accuracy_over_rounds.pdf").read_bytes().startswith(b"%PDF")
+    for name in FILES + FIGURES:
+        assert (tmp_path / "one" / name).read_bytes() == (tmp_path / "two" / name).read_bytes(), name
+
+
+def test_axis_that_nobody_logged_is_left_out(tmp_path):
+    empty = {"round/bytes_up": [""] * 3, "round/bytes_down": [""] * 3}
+    write_run(tmp_path / "a", columns=empty)
+    made = report([tmp_path], out=tmp_path / "out")
+    names = [p.name for p in made.files]
+    assert "accuracy_over_seconds.png" in names
+    assert "accuracy_over_bytes.png" not in names
+    assert [c.quantity for c in made.tables[1].columns] == ["rounds_to_target", "seconds_to_target"]
+
+
+def test_notice_stands_on_top_of_every_text(tmp_path):
+    notice = "Rounds scaled down to 20 % of the paper's protocol."
+    write_run(tmp_path / "a", notice=notice)
+    write_run(tmp_path / "b", seed=1, notice=notice)
+    made = report([tmp_path], out=tmp_path / "out")
+    assert made.notices == [notice]
+    assert (tmp_path / "out" / "report.md").read_text().splitlines()[2] == f"> **{notice}**"
+    assert (tmp_path / "out" / "report.tex").read_text().startswith("% Rounds scaled down to 20 ")
+    assert (tmp_path / "out" / "report.html").read_text().index("Rounds scaled down") < 12000
+
+
+def test_sixty_runs_of_two_hundred_rounds_stay_within_time_and_size(tmp_path):
+    methods = ["FedAvg", *(f"Method{i}" for i in range(19))]
+    write_grid(tmp_path / "runs", methods=methods, seeds=3, rounds=200)
+    for folder in (tmp_path / "runs").iterdir():
+        (folder / "partition.png").write_bytes(png((1200, 800)))
+    start = time.process_time()  # not the wall clock: the machine may be busy with something else
+    report([tmp_path / "runs"], out=tmp_path / "out")
+    assert time.process_time() - start < 10
+    assert (tmp_path / "out" / "report.html").stat().st_size < 3_000_000
+
+
+@pytest.mark.parametrize("rounds", [1, 2])
+def test_shortest_runs_can_be_drawn(tmp_path, rounds):
+    write_run(tmp_path / "a", accuracy=(0.5,) * rounds)
+    assert report([tmp_path], out=tmp_path / "out").files[0].is_file()
