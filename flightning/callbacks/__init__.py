@@ -1,5 +1,8 @@
 """When things happen: the round engine, progress and reports."""
 
 from flightning.callbacks.federation import Federation
+from flightning.callbacks.progress import RoundProgress
+from flightning.callbacks.round_logging import RoundLogging
+from flightning.callbacks.run_report import RunReport
 
-__all__ = ["Federation"]
+__all__ = ["Federation", "RoundLogging", "RoundProgress", "RunReport"]

@@ -123,6 +123,11 @@ class Federation(Callback):
             visits = [Visit(visits[0].client, min(self._fast_dev_run, visits[0].steps), visits[0].drop_last)]
         return RoundPlan(round_index, tuple(visits))
 
+    @property
+    def cohort(self) -> list[int]:
+        """The clients of the current round, in order."""
+        return self._plan.cohort
+
     def _measure_clients(self) -> None:
         data, sizes = self._data, self._data.sizes
         has_batch_norm = bool(batch_norm_names(self._module))

@@ -152,7 +152,8 @@ class FederatedDataModule(LightningDataModule):
         pool, self.shared = self._hold_out(pool, self.shared_fraction, by_class=True)
         parts = self._make_parts(labels[pool])
         self.parts = [self._stored(pool[part], client) for client, part in enumerate(parts)]
-        self._own_parts = list(self.parts)
+        #: What each client owns, without the samples that it was given.
+        self.own_parts = list(self.parts)
         self.partition_hash = partition_hash(self.parts)
         self.sizes = np.array([len(part) for part in self.parts], dtype=np.int64)
         empty = np.flatnonzero(self.sizes == 0)
@@ -193,7 +194,7 @@ class FederatedDataModule(LightningDataModule):
     def pool(self) -> None:
         """Give all training samples to one client (centralised training)."""
         self.parts = [np.sort(np.concatenate(self.parts))]
-        self._own_parts = list(self.parts)
+        self.own_parts = list(self.parts)
         self.sizes = np.array([len(self.parts[0])], dtype=np.int64)
         self.num_clients = 1
 
@@ -204,7 +205,7 @@ class FederatedDataModule(LightningDataModule):
 
     def give(self, client: int, indices: NDArray[np.int64]) -> None:
         """Let a client train on these samples, such as shared ones, beside its own; replaces what was given before."""
-        self.parts[client] = np.concatenate([self._own_parts[client], indices])
+        self.parts[client] = np.concatenate([self.own_parts[client], indices])
         self.sizes[client] = len(self.parts[client])
 
     # --- batches ------------------------------------------------------------------------------------------------

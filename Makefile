@@ -1,0 +1,35 @@
+# Two commands on a fresh machine: `make quickstart` and `make test`.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+
+.PHONY: quickstart test clean
+
+quickstart: $(VENV)/.installed
+	$(BIN)/flightning fit --config configs/quickstart.yaml
+
+test: $(VENV)/.installed-dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/python -m pytest -m "not slow and not gpu"
+
+clean:
+	rm -rf $(VENV) build *.egg-info
+
+$(VENV)/bin/python:
+	@command -v $(PYTHON) >/dev/null || { echo "flightning needs Python 3.10 or newer, but '$(PYTHON)' is not on the PATH: install it, or name one: make PYTHON=/path/to/python3 $(MAKECMDGOALS)"; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || { echo "flightning needs Python 3.10 or newer, but '$(PYTHON)' is $$($(PYTHON) --version): name another, make PYTHON=/path/to/python3.11 $(MAKECMDGOALS)"; exit 1; }
+	@$(PYTHON) -c 'import ensurepip, venv' || { echo "this Python cannot make virtual environments: on Debian and Ubuntu, apt-get install python3-venv"; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade pip
+
+$(VENV)/.installed: $(VENV)/bin/python pyproject.toml
+	@echo "Installing flightning and its dependencies into $(VENV) (PyTorch is large: a few minutes) ..."
+	$(BIN)/python -m pip install --quiet --editable . || { echo "the installation failed: is there a network connection to the package index?"; exit 1; }
+	@touch $@
+
+$(VENV)/.installed-dev: $(VENV)/bin/python pyproject.toml
+	@echo "Installing flightning with its development tools into $(VENV) (PyTorch is large: a few minutes) ..."
+	$(BIN)/python -m pip install --quiet --editable '.[dev]' || { echo "the installation failed: is there a network connection to the package index?"; exit 1; }
+	@touch $@ $(VENV)/.installed

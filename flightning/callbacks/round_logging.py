@@ -1,0 +1,105 @@
+"""What Lightning's loggers get beside numbers: the cohort, the partition, and the round as x axis."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.loggers import Logger, TensorBoardLogger, WandbLogger
+
+from flightning.functional.heterogeneity import summarize
+from flightning.loggers import RoundCSVLogger
+from flightning.plots import partition_figure
+
+__all__ = ["RoundLogging"]
+
+
+class RoundLogging(Callback):
+    """Log the cohort of each round as text, and the partition as picture and table at the start.
+
+    In W&B every chart gets the round as x axis, and the summary shows the best accuracy, its round and the total bytes.
+    """
+
+    def __init__(self) -> None:
+        self._best: tuple[float, int] | None = None
+        self._bytes = 0.0
+
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Log the partition."""
+        if not trainer.is_global_zero:
+            return
+        data = trainer.datamodule  # type: ignore[attr-defined]
+        for logger in trainer.loggers:
+            if isinstance(logger, WandbLogger):
+                _define_axes(logger)
+                _log_partition_to_wandb(logger, data)
+            elif isinstance(logger, TensorBoardLogger):
+                figure = partition_figure(data.label_counts(), data.class_names)
+                logger.experiment.add_figure("partition", figure, 0)
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Log the cohort, and keep W&B's summary up to date."""
+        if not trainer.is_global_zero:
+            return
+        finished = trainer.current_epoch + 1
+        cohort = " ".join(str(c) for c in sorted(pl_module.cohort))  # type: ignore[arg-type]
+        for logger in trainer.loggers:
+            _log_text(logger, "round/cohort", cohort, finished)
+        self._update_summary(trainer, finished)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Best accuracy and bytes so far."""
+        return {"best": self._best, "bytes": self._bytes}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Go on from a checkpoint."""
+        self._best, self._bytes = state_dict["best"], state_dict["bytes"]
+
+    def _update_summary(self, trainer: Trainer, finished: int) -> None:
+        metrics = trainer.callback_metrics
+        accuracy = metrics.get("val/accuracy")
+        if accuracy is not None and (self._best is None or float(accuracy) > self._best[0]):
+            self._best = float(accuracy), finished
+        record = next((c.record for c in trainer.callbacks if hasattr(c, "record")), None)  # type: ignore[attr-defined]
+        if record is not None:
+            self._bytes += record.bytes["up"] + record.bytes["down"]
+        for logger in trainer.loggers:
+            if isinstance(logger, WandbLogger):
+                summary = logger.experiment.summary
+                summary["total_bytes"] = self._bytes
+                if self._best is not None:
+                    summary["best_accuracy"], summary["best_round"] = self._best
+
+
+def _log_text(logger: Logger, key: str, text: str, finished: int) -> None:
+    if isinstance(logger, RoundCSVLogger | WandbLogger):
+        logger.log_metrics({"round": finished, key: text}, step=finished)  # type: ignore[dict-item]
+    elif isinstance(logger, TensorBoardLogger):
+        logger.experiment.add_text(key, text, finished)
+
+
+def _define_axes(logger: WandbLogger) -> None:
+    run = logger.experiment
+    run.define_metric("round")
+    for pattern in ("val/*", "test/*", "round/*", "clients/*"):
+        run.define_metric(pattern, step_metric="round")
+    run.define_metric("val/accuracy", step_metric="round", summary="max")
+    run.define_metric("val/loss", step_metric="round", summary="min")
+
+
+def _log_partition_to_wandb(logger: WandbLogger, data: Any) -> None:
+    import wandb
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+
+    counts = data.label_counts()
+    names = list(data.class_names or range(counts.shape[1]))
+    figure = partition_figure(counts, data.class_names, repr(data.partition))
+    FigureCanvasAgg(figure).draw()
+    table = wandb.Table(
+        columns=["client", "samples", *[str(n) for n in names]],
+        data=[[client, int(row.sum()), *row.tolist()] for client, row in enumerate(counts)],
+    )
+    summary = summarize(data.train_source.labels, data.parts, data.num_classes)
+    logger.experiment.config.update({"partition_hash": data.partition_hash}, allow_val_change=True)
+    logger.experiment.log({"partition": wandb.Image(figure), "partition_table": table, "round": 0})
+    logger.experiment.summary.update({"partition/emd": summary.emd, "partition/js": summary.jensen_shannon})

@@ -1,0 +1,115 @@
+"""What a run leaves behind: pictures, a summary file and a short table."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from lightning.pytorch import Callback, LightningModule, Trainer
+
+from flightning.loggers import RoundCSVLogger, ensure_writable
+from flightning.plots import learning_curve_figure, partition_figure, save_figure
+
+__all__ = ["RunReport", "format_bytes"]
+
+
+def format_bytes(count: float) -> str:
+    """A number of bytes for people.
+
+    Example:
+        >>> format_bytes(0), format_bytes(1234), format_bytes(5.6e9)
+        ('0 B', '1.2 kB', '5.6 GB')
+    """
+    for unit in ("B", "kB", "MB", "GB"):
+        if count < 1000:
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1000
+    return f"{count:.1f} TB"
+
+
+class RunReport(Callback):
+    """Write ``summary.json``, ``partition.png`` and ``learning_curve.png``, and print a table when the run ends.
+
+    Args:
+        folder: The run's folder.
+        metric: The metric whose best round is reported.
+    """
+
+    def __init__(self, folder: str | Path, metric: str = "val/accuracy") -> None:
+        self.folder, self.metric = Path(folder), metric
+
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Refuse a folder that cannot be written, before any work is done."""
+        if trainer.is_global_zero:
+            ensure_writable(self.folder)
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Keep the summary up to date, so that an interrupted run can be read, too."""
+        if trainer.is_global_zero:
+            self._write_summary(trainer, pl_module, finished=False)
+
+    def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Draw the pictures and print the table."""
+        rows = self._rows(trainer)
+        if not trainer.is_global_zero or not rows:
+            return
+        summary = self._write_summary(trainer, pl_module, finished=True)
+        data = trainer.datamodule  # type: ignore[attr-defined]
+        title = f"{summary['model']} on {summary['data']}, {summary['partition']}"
+        save_figure(partition_figure(data.label_counts(), data.class_names, title), self.folder / "partition.png")
+        save_figure(learning_curve_figure(rows, title), self.folder / "learning_curve.png")
+        self._print(summary)
+
+    def _rows(self, trainer: Trainer) -> dict[int, dict[str, Any]]:
+        return next((logger.rows for logger in trainer.loggers if isinstance(logger, RoundCSVLogger)), {})
+
+    def _write_summary(self, trainer: Trainer, module: LightningModule, finished: bool) -> dict[str, Any]:
+        rows, data = self._rows(trainer), trainer.datamodule  # type: ignore[attr-defined]
+        scores = {r: float(row[self.metric]) for r, row in rows.items() if self.metric in row}
+        best = max(scores, key=lambda r: scores[r], default=None)
+        totals = {
+            key: sum(float(row.get(f"round/{key}", 0.0)) for row in rows.values())
+            for key in ("bytes_up", "bytes_down", "seconds", "bad_updates")
+        }
+        summary = {
+            "model": type(module).__name__,
+            "data": type(data).__name__,
+            "partition": repr(data.partition),
+            "partition_hash": data.partition_hash,
+            "num_clients": data.num_clients,
+            "seed": data.seed,
+            "rounds": max(rows, default=0),
+            "best_accuracy": None if best is None else scores[best],
+            "best_round": best,
+            "final_accuracy": scores[max(scores)] if scores else None,
+            **totals,
+            "finished": finished,
+        }
+        temporary = self.folder / ".summary.json.tmp"
+        temporary.write_text(json.dumps(summary, indent=2) + "\n")
+        os.replace(temporary, self.folder / "summary.json")
+        return summary
+
+    def _print(self, summary: dict[str, Any]) -> None:
+        from rich.console import Console
+        from rich.table import Table
+
+        table = Table(title=f"{summary['model']} on {summary['data']}", title_justify="left")
+        for column in ("best accuracy", "at round", "rounds", "bytes up", "bytes down", "seconds"):
+            table.add_column(column, justify="right")
+        best = summary["best_accuracy"]
+        table.add_row(
+            "-" if best is None else f"{100 * best:.2f} %",
+            str(summary["best_round"] or "-"),
+            str(summary["rounds"]),
+            format_bytes(summary["bytes_up"]),
+            format_bytes(summary["bytes_down"]),
+            f"{summary['seconds']:.1f}",
+        )
+        console = Console()
+        console.print(table)
+        if summary["bad_updates"]:
+            console.print(f"{summary['bad_updates']:.0f} client updates held NaN or infinity and were left out.")
+        print(f"The run lies in {self.folder} (metrics.csv, summary.json, learning_curve.png, partition.png)")

@@ -1,0 +1,218 @@
+"""The command line: `flightning fit --model FedProx --data FashionMNIST --trainer.max_epochs 50`."""
+
+from __future__ import annotations
+
+import logging
+import re
+import sys
+import warnings
+from collections.abc import Sequence
+from importlib import import_module
+from importlib.resources import files
+from pathlib import Path
+from typing import Any, NoReturn
+
+from jsonargparse import ActionConfigFile
+from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.callbacks import Callback, ModelCheckpoint
+from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
+
+# Imported classes can be referenced by their bare names.
+import flightning.algorithms
+import flightning.datamodules
+import flightning.nets
+from flightning.callbacks import Federation, RoundLogging, RoundProgress, RunReport
+from flightning.datamodules import FederatedDataModule
+from flightning.errors import CheckpointError, ClientError, ConfigurationError, FlightningError, nearest
+from flightning.loggers import RoundCSVLogger, ensure_writable, latest_version, next_version
+from flightning.version import __version__
+
+__all__ = ["FederatedCLI", "main"]
+
+#: Verbs beside LightningCLI's own, and the module whose ``run(argv)`` does them.
+VERBS: dict[str, str] = {}
+
+
+class FriendlyParser(LightningArgumentParser):
+    """Say what is wrong with an argument in one sentence."""
+
+    def error(self, message: str, ex: Exception | None = None) -> NoReturn:
+        """Print the reason and leave with code 2."""
+        print(f"error: {_explain(message)}", file=sys.stderr)
+        raise SystemExit(2)
+
+
+def _explain(message: str) -> str:
+    exported = [*flightning.algorithms.__all__, *flightning.datamodules.__all__, *flightning.nets.__all__]
+    known = [name for name in exported if not name.endswith("Mixin")]
+    unknown = re.search(r"Expected a dot import path string: (\w+)\s", message + "\n")
+    if unknown:
+        return (
+            f"`{unknown[1]}` is no class that flightning knows. {nearest(unknown[1], known)} A class of your own is "
+            "given with its module: `my_module.MyClass`."
+        )
+    option = re.search(r"Option '(\w+)' is not accepted", message)
+    if option:
+        return f"there is no option `{option[1]}` here: `flightning fit --model.help FedAvg` lists those of a class."
+    reasons = [r for r in re.findall(r"^ *- (.+)$", message, re.MULTILINE) if not r.startswith(_BOILERPLATE)]
+    return reasons[-1] if reasons else message
+
+
+#: How jsonargparse introduces the parts of a nested error; the reason itself is the last line that is none of these.
+_BOILERPLATE = ("Expected a <class 'NoneType'>", "Does not validate", "Problem with given class_path")
+
+
+class RunConfig(SaveConfigCallback):
+    """Write the resolved configuration into the run's folder and hand it to the loggers."""
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Save once, at the start of a fit."""
+        folder = next((c.folder for c in trainer.callbacks if isinstance(c, RunReport)), None)  # type: ignore[attr-defined]
+        if stage != "fit" or folder is None or not trainer.is_global_zero:
+            return
+        ensure_writable(folder)
+        text = self.parser.dump(self.config, skip_none=False)
+        (folder / "config.yaml").write_text(text)
+        for logger in trainer.loggers:
+            logger.log_hyperparams(self.config.as_dict())
+
+
+class FederatedCLI(LightningCLI):
+    """LightningCLI with `federation`, links from data to model, and a folder per run."""
+
+    def init_parser(self, **kwargs: Any) -> LightningArgumentParser:
+        """Parse with the friendly parser."""
+        parser = FriendlyParser(**{"version": __version__, **kwargs})
+        parser.add_argument(
+            "-c", "--config", action=ActionConfigFile, help="A YAML file, or the name of a packaged configuration."
+        )
+        return parser
+
+    def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
+        """Add `federation`, and tell the model what the data look like."""
+        parser.add_lightning_class_args(Federation, "federation")
+        for name in ("num_classes", "input_shape", "class_names"):
+            parser.link_arguments(f"data.{name}", f"model.init_args.{name}", apply_on="instantiate")
+
+    def instantiate_classes(self) -> None:
+        """Build everything; jsonargparse wraps what a constructor refuses into its own words."""
+        try:
+            super().instantiate_classes()
+        except ValueError as error:
+            if "Does not validate against any of the Union subtypes" in str(error):
+                raise ConfigurationError(_explain(str(error))) from error
+            raise
+
+    def instantiate_trainer(self, **kwargs: Any) -> Trainer:
+        """Add the run's folder with its log, checkpoint, pictures and table."""
+        config = self._get(self.config_init, "trainer", default={})
+        if self.subcommand == "fit":
+            if config.get("max_epochs") is None and not config.get("fast_dev_run"):
+                raise ConfigurationError(
+                    "`trainer.max_epochs`, the number of rounds, is missing: give it, for instance "
+                    "`--trainer.max_epochs 50`."
+                )
+            if config.get("logger") is not False and not config.get("fast_dev_run"):
+                kwargs.update(self._run_arguments(config))
+        elif config.get("logger") is None:
+            kwargs.update(logger=False, enable_checkpointing=False)
+        return super().instantiate_trainer(**kwargs)
+
+    def _run_arguments(self, config: Any) -> dict[str, Any]:
+        folder = self._run_folder(config)
+        given = config.get("logger")
+        loggers = list(given) if isinstance(given, list) else [given] if given not in (None, True) else []
+        callbacks: list[Callback] = list(config.get("callbacks") or [])
+        callbacks += [RoundProgress()] if config.get("enable_progress_bar") is not False else []
+        callbacks += [RoundLogging(), RunReport(folder)]
+        if config.get("enable_checkpointing") is not False:
+            if not any(isinstance(c, ModelCheckpoint) for c in callbacks):
+                callbacks.append(ModelCheckpoint(save_last=True, save_top_k=0))
+            for callback in callbacks:
+                if isinstance(callback, ModelCheckpoint) and callback.dirpath is None:
+                    callback.dirpath = str(folder / "checkpoints")
+        return {"logger": [RoundCSVLogger(folder), *loggers], "callbacks": callbacks}
+
+    def _run_folder(self, config: Any) -> Path:
+        names = [type(self._get(self.config_init, part)).__name__ for part in ("data", "model")]
+        runs = Path(config.get("default_root_dir") or "runs") / "-".join(names).lower()
+        if self._get(self.config_init, "ckpt_path") != "last":
+            return next_version(runs)
+        latest = latest_version(runs)
+        if latest is None or not (latest / "checkpoints" / "last.ckpt").exists():
+            raise CheckpointError(
+                f"`--ckpt_path last` finds no `checkpoints/last.ckpt` in the newest run below `{runs}`: start a run "
+                "without it, or give the path of a checkpoint."
+            )
+        return latest
+
+    def _add_configure_optimizers_method_to_model(self, subcommand: str | None) -> None:
+        with warnings.catch_warnings():
+            # the classifier's own optimizer is a default that `--optimizer` is meant to replace
+            warnings.filterwarnings("ignore", message=".*configure_optimizers` will be overridden.*")
+            super()._add_configure_optimizers_method_to_model(subcommand)
+
+
+def main(args: Sequence[str] | None = None) -> int:
+    """Run the command line.
+
+    Args:
+        args: Arguments without the program's name; ``None`` takes those of the process.
+
+    Returns:
+        Exit code: 0, or 2 where the configuration cannot work.
+    """
+    argv = list(sys.argv[1:] if args is None else args)
+    try:
+        if argv and argv[0] in VERBS:
+            return int(import_module(VERBS[argv[0]]).run(argv[1:]))
+        _quieten()
+        argv = [_packaged_config(argv, i) for i in range(len(argv))]
+        if args is None:
+            sys.argv[1:] = argv
+        FederatedCLI(
+            LightningModule,
+            FederatedDataModule,
+            subclass_mode_model=True,
+            subclass_mode_data=True,
+            save_config_callback=RunConfig,
+            seed_everything_default=0,
+            trainer_defaults={"enable_model_summary": False},
+            parser_kwargs={"prog": "flightning"},
+            args=None if args is None else argv,
+        )
+    except ClientError:
+        raise  # its cause and traceback are what the user looks for
+    except FlightningError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+def _packaged_config(argv: list[str], position: int) -> str:
+    """Replace the bare name of a packaged configuration, such as ``quickstart``, by its path."""
+    argument = argv[position]
+    prefix, value = ("--config=", argument[9:]) if argument.startswith("--config=") else ("", argument)
+    if not prefix and (position == 0 or argv[position - 1] not in ("--config", "-c")):
+        return argument
+    packaged = files("flightning") / "configs" / f"{value.removesuffix('.yaml')}.yaml"
+    if Path(value).exists() or not packaged.is_file():
+        if not Path(value).exists() and value.isidentifier():
+            names = [p.name.removesuffix(".yaml") for p in (files("flightning") / "configs").iterdir()]
+            raise ConfigurationError(f"there is no configuration file `{value}`. {nearest(value, names)}")
+        return argument
+    return f"{prefix}{packaged}"
+
+
+def _quieten() -> None:
+    """Keep Lightning's hints that do not concern a federation off the screen."""
+    logging.getLogger("lightning.pytorch.utilities.rank_zero").setLevel(logging.WARNING)
+    logging.getLogger("lightning.fabric.utilities.seed").setLevel(logging.WARNING)
+    for message in (
+        r".*number of training batches.*smaller than the logging interval.*",
+        r".*`isinstance\(treespec, LeafSpec\)` is deprecated.*",
+        r".*does not have many workers.*",
+        r".*exists and is not empty.*",
+        r".*callbacks used to create the checkpoint need to be provided.*",
+    ):
+        warnings.filterwarnings("ignore", message=message)
