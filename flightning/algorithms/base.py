@@ -103,7 +103,8 @@ algorithm would be ignored: write the mixins first, `class Wrong(FederatedMixin,
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         _check_names(self)
-        self.save_hyperparameters()
+        # a class or function, such as that of the network, would make the checkpoint unreadable for a safe loader
+        self.save_hyperparameters(ignore=[name for name, value in kwargs.items() if callable(value)])
         self.server_state = State()
         self.client_state = State()
         self.client_states = ClientStates()
