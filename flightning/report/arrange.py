@@ -14,9 +14,22 @@ TRAINER_KEYS = frozenset(["max_epochs", "gradient_clip_val", "gradient_clip_algo
 """The arguments of the trainer that change what is learned; the others say where and how it is logged."""
 
 PLACE_NAMES = frozenset(
-    ["save_dir", "data_dir", "root", "dirpath", "name", "version", "id", "num_workers", "pin_memory"]
+    [
+        "save_dir",
+        "data_dir",
+        "root",
+        "dirpath",
+        "name",
+        "version",
+        "id",
+        "num_workers",
+        "pin_memory",
+        "eval_batch_size",
+        "local_loop",
+        "serialisation_overhead",
+    ]
 )
-"""Last parts of keys that say where things are, never what is learned."""
+"""Last parts of keys that say where things are or how fast they go, never what is learned."""
 
 MOST_IN_LABEL = 3
 """More differing arguments than this would make a label that no table can hold."""
@@ -127,7 +140,7 @@ def _settings(runs: Sequence[Run]) -> tuple[list[str], str]:
     Data and partition make a setting, and the number of clients where runs of the same data and partition differ in it.
     """
     named: list[tuple[str, ...]] = [(r.data, r.partition) for r in runs]
-    clients = [next((v for k, v in r.config.items() if k.endswith("num_clients")), "") for r in runs]
+    clients = [r.clients for r in runs]
     counts: dict[tuple[str, ...], set[str]] = {}
     for parts, count in zip(named, clients, strict=True):
         counts.setdefault(parts, set()).update({count} - {""})
@@ -150,7 +163,11 @@ def changes_learning(key: str) -> bool:
     parts = key.split(".")
     if parts[0] == "trainer":
         return len(parts) == 2 and parts[1] in TRAINER_KEYS
-    return parts[0] not in ("ckpt_path", "config", "_wandb") and "seed" not in key and parts[-1] not in PLACE_NAMES
+    return (
+        parts[0] not in ("ckpt_path", "weights_only", "config", "_wandb")
+        and "seed" not in key
+        and parts[-1] not in PLACE_NAMES
+    )
 
 
 def _labels(runs: Sequence[Run], settings: Sequence[str]) -> tuple[list[str], list[str]]:
@@ -202,9 +219,9 @@ def _unpaired(
                 if not mixed:
                     raise ReportError(
                         f"`{other}` and `{method}` with seed {run.seed} on `{setting}` have different partitions "
-                        f"(`partition_hash` {known} and {run.partition_hash}), and one table compares runs of the same "
-                        "data and partition; run both on the same split, or pass `--mixed` to see them without paired "
-                        "tests."
+                        f"(`partition_hash` {known[:12]} and {run.partition_hash[:12]}), and one table compares runs "
+                        "of the same data and partition; run both on the same split, or pass `--mixed` to see them "
+                        "without paired tests."
                     )
                 unpaired.add((setting, run.seed))
     for setting, seed in sorted(unpaired, key=str):

@@ -58,8 +58,8 @@ svg text { fill: var(--soft); font: 12.5px system-ui, sans-serif; }
 .tip b { display: block; } .tip i { display: inline-block; width: 0.6rem; height: 0.6rem; border-radius: 50%;
   margin-right: 0.35rem; }
 .pictures { display: grid; gap: 0.8rem; grid-template-columns: repeat(auto-fit, minmax(min(100%, 26rem), 1fr)); }
-.pictures img { display: block; max-width: 100%; margin: 0.4rem auto; background: #fff; border-radius: 6px;
-  padding: 0.3rem; }
+.pictures img { display: block; max-width: 100%; max-height: 26rem; margin: 0.4rem auto; padding: 0.3rem;
+  background: #fff; border-radius: 6px; }
 .config { max-height: 75vh; overflow: auto; }
 .config td, .config th { text-align: left; font: 0.82rem ui-monospace, monospace; padding: 0.25rem 0.7rem; }
 .config td { max-width: 24rem; overflow: hidden; text-overflow: ellipsis; }

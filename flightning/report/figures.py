@@ -106,6 +106,8 @@ def _draw(axes: Any, panel: Panel, look: Mapping[str, Look], title: bool) -> dic
             axes.fill_between(curve.x, mean - std, mean + std, color=style.colour, alpha=0.18, linewidth=0)
     axes.set_xlim(x0 - 0.01 * (x1 - x0), x1 + 0.01 * (x1 - x0))
     axes.set_ylim(y0, y1)
+    if panel.axis.key == "rounds":
+        axes.xaxis.get_major_locator().set_params(integer=True)
     axes.set_xlabel(panel.title)
     axes.set_ylabel("accuracy (%)")
     if title:

@@ -8,7 +8,7 @@ import math
 import os
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +46,7 @@ class Run:
         partition: How the data were split, such as ``"Dirichlet(alpha=0.5)"``; empty if unknown.
         partition_hash: Fingerprint of the split; empty if unknown.
         seed: Seed of the run, or None if it was not logged.
+        clients: Number of clients as text; empty if unknown.
         config: Flat configuration, see :func:`flightning.report.configuration.flatten`.
         rounds: Numbers of the logged rounds, ascending, counted from 1.
         metrics: One value per logged round for each key of ``KEYS`` that was logged; NaN where it was not.
@@ -62,6 +63,7 @@ class Run:
     partition: str
     partition_hash: str
     seed: int | None
+    clients: str
     config: Mapping[str, str]
     rounds: npt.NDArray[np.int64]
     metrics: Mapping[str, FloatArray]
@@ -146,7 +148,15 @@ def read_runs(paths: Iterable[Path | str]) -> tuple[list[Run], list[str]]:
             f"none of the {len(notes)} runs logged `val/accuracy`, and every table needs it ({notes[0]}); "
             "let the runs finish a round, or log the accuracy under this name."
         )
-    return runs, notes
+    return _seeded(runs), notes
+
+
+def _seeded(runs: list[Run]) -> list[Run]:
+    """The runs, told apart by ``seed_everything`` where the seed of the data was held fixed."""
+    everything = [r.config.get("seed_everything", "") for r in runs]
+    if all(text.isdigit() for text in everything) and len(set(everything)) > len({r.seed for r in runs}):
+        return [replace(r, seed=int(text)) for r, text in zip(runs, everything, strict=True)]
+    return runs
 
 
 def read_run(path: Path) -> Run:
@@ -178,6 +188,7 @@ def read_run(path: Path) -> Run:
         partition=partition,
         partition_hash=str(summary.get("partition_hash") or ""),
         seed=_seed(summary.get("seed", config.get("seed_everything"))),
+        clients=str(summary.get("num_clients") or flat.get("data.num_clients", "")),
         config=flat,
         rounds=rounds,
         metrics={k: np.array([table[int(r)].get(k, np.nan) for r in rounds], dtype=np.float64) for k in keys},

@@ -33,19 +33,20 @@ MARKER_PATHS = {
 }
 
 
-def ticks(low: float, high: float, most: int = 6) -> list[float]:
+def ticks(low: float, high: float, most: int = 6, smallest: float = 0.0) -> list[float]:
     """Round numbers between two bounds.
 
     Args:
         low: Lower bound.
         high: Upper bound, above ``low``.
         most: Roughly the largest number of them.
+        smallest: Least distance between them.
 
     Example:
         >>> ticks(0, 120), ticks(0.41, 0.52)
         ([0.0, 20.0, 40.0, 60.0, 80.0, 100.0, 120.0], [0.42, 0.44, 0.46, 0.48, 0.5, 0.52])
     """
-    rough = (high - low) / most
+    rough = max((high - low) / most, smallest)
     power = 10.0 ** math.floor(math.log10(rough))
     step = next(s * power for s in (1, 2, 5, 10) if s * power >= rough * (1 - 1e-9))
     first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
@@ -83,38 +84,43 @@ def chart(panel: Panel, look: Mapping[str, Look], index: int) -> str:
         at = down(value)
         parts.append(f'<path class="grid" d="M{left:g},{at:.1f}H{right:g}"/>')
         parts.append(f'<text x="{left - 6:g}" y="{at + 4:.1f}" text-anchor="end">{value:g}</text>')
-    for value in ticks(x0, x1):
+    for value in ticks(x0, x1, smallest=1.0 if panel.axis.key == "rounds" else 0.0):
         at = across(value)
         parts.append(f'<path class="tick" d="M{at:.1f},{bottom:g}v4"/>')
         parts.append(f'<text x="{at:.1f}" y="{bottom + 17:g}" text-anchor="middle">{_short(value)}</text>')
     parts.append(f'<path class="axis" d="M{left:g},{bottom:g}H{right:g}"/>')
     parts.append(f'<text x="{(left + right) / 2:g}" y="{HEIGHT - 6}" text-anchor="middle">{escape(panel.title)}</text>')
     order = {method: i for i, method in enumerate(look)}
+    lines = []
     for curve in panel.curves:
         keep = thin(curve)
         x, mean, std = across(curve.x[keep]), 100 * curve.mean[keep], 100 * curve.std[keep]
         style = look[curve.method]
-        parts.append(f'<g class="curve" data-method="{order[curve.method]}" style="--c:{style.colour}">')
+        mine = f'data-method="{order[curve.method]}" style="--c:{style.colour}"'
         if np.isfinite(std).all():
             upper, lower = down(np.minimum(mean + std, y1)), down(np.maximum(mean - std, y0))
-            parts.append(f'<path class="band" d="{_line(x, upper)}L{_line(x[::-1], lower[::-1])[1:]}z"/>')
-        y_line = down(mean)
-        dash = f' stroke-dasharray="{" ".join(f"{d:g}" for d in style.dash)}"' if style.dash else ""
-        parts.append(f'<path class="line" d="{_line(x, y_line)}"{dash}/>')
+            around = f"{_line(x, upper)}L{_line(x[::-1], lower[::-1])[1:]}z"
+            parts.append(f'<path class="band curve" {mine} d="{around}"/>')
+        y = down(mean)
         some = np.arange(0, len(x), max(1, len(x) // 6))
-        marks = "".join(f"M{x[i]:.1f},{y_line[i]:.1f}{MARKER_PATHS[style.marker]}" for i in some)
-        parts.append(f'<path class="marks" d="{marks}"/></g>')
+        marks = "".join(f"M{x[i]:.1f},{y[i]:.1f}{MARKER_PATHS[style.marker]}" for i in some)
+        lines.append(f'<g class="curve" {mine}><path class="line" d="{_line(x, y)}"{_dash(style)}/>')
+        lines.append(f'<path class="marks" d="{marks}"/></g>')
+    parts += lines  # after all bands, which would dim them
     parts.append(f'<path class="cross" d="M0,{top:g}V{bottom:g}"/></svg>')
     return "".join(parts)
 
 
 def swatch(style: Look) -> str:
     """The line of a method for the legend."""
-    dash = f' stroke-dasharray="{" ".join(f"{d:g}" for d in style.dash)}"' if style.dash else ""
     return (
         f'<svg class="swatch" viewBox="0 0 30 12" style="--c:{style.colour}" aria-hidden="true">'
-        f'<path class="line" d="M0,6H30"{dash}/><path class="marks" d="M15,6{MARKER_PATHS[style.marker]}"/></svg>'
+        f'<path class="line" d="M0,6H30"{_dash(style)}/><path class="marks" d="M15,6{MARKER_PATHS[style.marker]}"/></svg>'
     )
+
+
+def _dash(style: Look) -> str:
+    return f' stroke-dasharray="{" ".join(f"{d:g}" for d in style.dash)}"' if style.dash else ""
 
 
 def _line(x: FloatArray, y: FloatArray) -> str:

@@ -118,6 +118,14 @@ def test_run_without_summary_is_named_by_its_configuration(tmp_path):
     assert (run.model, run.data, run.partition, run.seed) == ("FedDyn", "Digits", "Shards(k=2)", 4)
 
 
+def test_seed_of_everything_tells_runs_apart_where_the_seed_of_the_data_is_fixed(tmp_path):
+    for seed in (0, 1):
+        folder = write_run(tmp_path / str(seed), seed=5)
+        config = (folder / "config.yaml").read_text().replace("seed_everything: 5", f"seed_everything: {seed}")
+        (folder / "config.yaml").write_text(config)
+    assert [r.seed for r in read_runs([tmp_path])[0]] == [0, 1]
+
+
 def test_half_written_summary_is_passed_over_and_said(tmp_path):
     folder = write_run(tmp_path / "run")
     (folder / "summary.json").write_text(json.dumps({"model": "FedAvg"})[:-4])
