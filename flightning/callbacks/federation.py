@@ -185,8 +185,12 @@ class Federation(Callback):
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Take the module's weights, fresh or restored, as global weights."""
         check_optimizers(trainer)
+        sizes = self._data.sizes.copy()
         self._module.start_federation(self._data.num_clients, self.buffers)
-        self._measure_clients()  # an algorithm may have given shared samples to clients
+        if not np.array_equal(sizes, self._data.sizes):
+            # Lightning made the stream of the first round before the algorithm gave shared samples to clients
+            self._measure_clients()
+            trainer.fit_loop._last_train_dl_reload_epoch = float("-inf")
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Begin a round."""
