@@ -1,0 +1,1 @@
+"""Measurements: what flightning costs, as ratios in one run."""
