@@ -115,7 +115,8 @@ def swatch(style: Look) -> str:
     """The line of a method for the legend."""
     return (
         f'<svg class="swatch" viewBox="0 0 30 12" style="--c:{style.colour}" aria-hidden="true">'
-        f'<path class="line" d="M0,6H30"{_dash(style)}/><path class="marks" d="M15,6{MARKER_PATHS[style.marker]}"/></svg>'
+        f'<path class="line" d="M0,6H30"{_dash(style)}/>'
+        f'<path class="marks" d="M15,6{MARKER_PATHS[style.marker]}"/></svg>'
     )
 
 

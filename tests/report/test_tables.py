@@ -197,6 +197,14 @@ def test_personal_methods_show_their_own_deviation(tmp_path):
     assert texts(analyse([tmp_path]), "fairness") == {"SOLO": ["5.00"]}
 
 
+def test_seeds_on_different_partitions_are_not_paired(tmp_path):
+    for seed in (0, 1):
+        write_run(tmp_path / f"a{seed}", "FedAvg", seed, (0.5, 0.8))
+        write_run(tmp_path / f"b{seed}", "FedRL", seed, (0.5, 0.9), partition_hash="hash0")
+    made = analyse([tmp_path], mixed=True)
+    assert texts(made, "pairs") == {f"FedRL {MINUS} FedAvg": ["+10.00 (n=1)"] * 2}
+
+
 def test_bytes_beside_the_weights_are_shown_where_there_are_any(tmp_path):
     write_run(tmp_path / "a", "FedAvg")
     write_run(tmp_path / "b", "SCAFFOLD", extra=BYTES)
