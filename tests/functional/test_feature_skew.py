@@ -65,6 +65,11 @@ def test_quarter_turns_are_exact(quarters):
     assert torch.equal(rotate(x, 90 * quarters), torch.rot90(x, quarters, dims=(-2, -1)))
 
 
+def test_other_turns_go_the_same_way_as_quarter_turns():
+    x = images(2, 3, 6, 6)
+    torch.testing.assert_close(rotate(x, 90.001), rotate(x, 90), atol=1e-3, rtol=0)
+
+
 def test_warping_by_a_quarter_turn_matches_the_exact_turn():
     # rotation matrix of 90 degrees counter-clockwise on (right, down)
     x = images(2, 3, 6, 6)

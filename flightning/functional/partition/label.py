@@ -24,7 +24,7 @@ Labels = npt.NDArray[np.int64]
 
 MAX_ATTEMPTS = 1000
 MIN_ATTEMPTS = 20
-MAX_CLIENT_DRAWS = 10_000_000
+MAX_CLIENT_DRAWS = 5_000_000
 """With very many clients fewer attempts are made, so that a hopeless request fails in seconds."""
 
 
