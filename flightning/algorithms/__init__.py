@@ -1,16 +1,22 @@
 """One paper per file: a mixin for any `LightningModule`, and a ready-made class on the built-in classifier."""
 
 from flightning.algorithms.base import FederatedMixin
+from flightning.algorithms.cdfdm import CDFDM, CDFDMMixin
 from flightning.algorithms.centralized import Centralized, CentralizedMixin
+from flightning.algorithms.fedatt import FedAtt, FedAttMixin
 from flightning.algorithms.fedavg import FedAvg, FedAvgMixin
 from flightning.algorithms.fedprox import FedProx, FedProxMixin
 from flightning.algorithms.fedrl import FedRL, FedRLMixin
 from flightning.algorithms.solo import SOLO, SOLOMixin
 
 __all__ = [
+    "CDFDM",
     "SOLO",
+    "CDFDMMixin",
     "Centralized",
     "CentralizedMixin",
+    "FedAtt",
+    "FedAttMixin",
     "FedAvg",
     "FedAvgMixin",
     "FedProx",

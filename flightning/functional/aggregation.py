@@ -22,7 +22,7 @@ import torch
 from lightning_utilities.core.apply_func import apply_to_collection
 from torch import Tensor
 
-__all__ = ["REDUCTIONS", "Payload", "Reducer", "flat_items", "is_finite", "num_bytes"]
+__all__ = ["REDUCTIONS", "Payload", "Reducer", "average", "flat_items", "is_finite", "num_bytes"]
 
 Payload = dict[str, Any]
 
@@ -123,6 +123,24 @@ class Reducer:
         for name, uploads in self.stacks.items():
             reduced[name] = {client: uploads[client] for client in sorted(uploads)}
         return reduced
+
+
+def average(stack: Mapping[int, Mapping[str, Tensor]], weights: Mapping[int, float]) -> dict[str, Tensor]:
+    """Weighted mean of a stack of models, as the rule ``mean`` would have made it.
+
+    Args:
+        stack: Weights by name of each client.
+        weights: Weight of each client, not normalised.
+
+    Example:
+        >>> average({3: {"w": torch.tensor([1.0])}, 5: {"w": torch.tensor([5.0])}}, {3: 1.0, 5: 3.0})
+        {'w': tensor([4.], dtype=torch.float64)}
+    """
+    reducer = Reducer({"weights": "mean"})
+    for client, model in stack.items():
+        reducer.add(client, weights[client], {"weights": dict(model)})
+    mean: dict[str, Tensor] = reducer.result().get("weights", {})
+    return mean
 
 
 def _put(payload: Payload, path: tuple[str, ...], tensor: Tensor) -> None:

@@ -1,0 +1,69 @@
+"""Samples that the server owns: ``self.federated_data.shared``, made by ``data.shared_fraction``."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from flightning.algorithms.base import FederatedMixin, Weights
+from flightning.functional.aggregation import num_bytes
+from flightning.functional.seeding import numpy_generator
+
+__all__ = ["ServerDataMixin"]
+
+_DRAW = 22
+
+
+class ServerDataMixin(FederatedMixin):
+    """Read the samples of the server and hand them out.
+
+    Where ``data.shared_fraction`` is 0 the server takes `default_shared_fraction` of the training samples.
+    """
+
+    default_shared_fraction = 0.05
+
+    @property
+    def shared(self) -> NDArray[np.int64]:
+        """Indices of the samples that the server owns."""
+        indices: NDArray[np.int64] = self.federated_data.shared
+        return indices
+
+    def shared_batch(self, indices: NDArray[np.int64] | None = None) -> Any:
+        """Samples of the server as one batch on the module's device; by default all of them."""
+        chosen = self.shared if indices is None else indices
+        batch = next(iter(self.federated_data.train_source.batches([chosen])))
+        return self.trainer.strategy.batch_to_device(self.trainer.precision_plugin.convert_input(batch))
+
+    def shared_inputs(self, indices: NDArray[np.int64] | None = None) -> Tensor:
+        """Inputs of samples of the server, without their labels."""
+        inputs: Tensor = self.split_batch(self.shared_batch(indices))[0]
+        return inputs
+
+    @torch.no_grad()
+    def outputs_of(self, inputs: Tensor, weights: Weights | None = None) -> Tensor:
+        """Outputs of the module for these inputs in evaluation mode, in batches; loads ``weights`` if given."""
+        if weights is not None:
+            self.load_weights(weights)
+        mode = self.training
+        self.eval()
+        outputs = [self(part) for part in torch.split(inputs, self.federated_data.eval_batch_size)]
+        self.train(mode)
+        return torch.cat(outputs)
+
+    def hand_out(self, client: int, count: int) -> None:
+        """Let a client train on this many samples of the server besides its own, drawn once and for all."""
+        rng = numpy_generator(self.federated_data.seed, client, _DRAW)
+        self.federated_data.give(client, rng.choice(self.shared, count, replace=False))
+        self.setup_bytes += count * self.sample_bytes
+
+    @functools.cached_property
+    def sample_bytes(self) -> int:
+        """Bytes of one sample with its label."""
+        batch = next(iter(self.federated_data.train_source.batches([self.shared[:1]])))
+        return num_bytes(batch if isinstance(batch, Mapping) else {str(i): t for i, t in enumerate(batch)})
