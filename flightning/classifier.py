@@ -11,9 +11,11 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.optim import Optimizer
 
+from flightning.errors import ConfigurationError
 from flightning.nets import MLP, Net
+from flightning.nets.base import add_projection
 
-__all__ = ["Classifier"]
+__all__ = ["Classifier", "ProjectedClassifier"]
 
 
 class Classifier(LightningModule):
@@ -78,3 +80,30 @@ class Classifier(LightningModule):
     def configure_optimizers(self) -> Optimizer | Any:
         """SGD, unless the command line gives another optimizer."""
         return torch.optim.SGD(self.parameters(), lr=0.01, momentum=0.9)
+
+
+class ProjectedClassifier(Classifier):
+    """Classifier on MOON's projection head, which is added to a network that has none.
+
+    Args:
+        projection: Size of the head's output, on which the classifier stands. ``None`` adds no head.
+        **kwargs: Arguments of `Classifier`.
+
+    Raises:
+        ConfigurationError: If the network is not one of `flightning.nets`.
+
+    Example:
+        >>> ProjectedClassifier(input_shape=(1, 8, 8)).net.head
+        Linear(in_features=256, out_features=10, bias=True)
+    """
+
+    def __init__(self, projection: int | None = 256, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        if projection is None:
+            return
+        if not isinstance(self.net, Net):
+            raise ConfigurationError(
+                f"`{type(self.net).__name__}` is no net of `flightning.nets`, so no projection head can be added to "
+                "it: build one into it and set `projection: null`."
+            )
+        add_projection(self.net, projection)

@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 from flightning.errors import ConfigurationError
 
-__all__ = ["Net", "image_shape", "projection_head"]
+__all__ = ["Net", "add_projection", "image_shape", "projection_head"]
 
 
 class Net(nn.Module):
@@ -82,6 +82,36 @@ def projection_head(features: int, size: int) -> nn.Sequential:
     if size < 1:
         raise ConfigurationError(f"`projection` must be >= 1, got {size}. Leave it out for a net without the head.")
     return nn.Sequential(nn.Linear(features, features), nn.ReLU(), nn.Linear(features, size))
+
+
+def add_projection(net: Net, size: int) -> None:
+    """Put MOON's projection head between trunk and classifier of a network that has none; the classifier is new.
+
+    Args:
+        net: The network, changed in place; its head is a linear layer.
+        size: Size of the head's output.
+
+    Raises:
+        ConfigurationError: If ``size`` is smaller than 1 or the head is no linear layer.
+
+    Example:
+        >>> from flightning.nets import McMahanCNN
+        >>> net = McMahanCNN((1, 28, 28), 10)
+        >>> add_projection(net, 256)
+        >>> [name for name, _ in net.blocks], net.head
+        (['conv1', 'conv2', 'fc1', 'projection', 'head'], Linear(in_features=256, out_features=10, bias=True))
+    """
+    if hasattr(net, "projection"):
+        return
+    if not isinstance(net.head, nn.Linear):
+        raise ConfigurationError(
+            f"the head of `{type(net).__name__}` is a `{type(net.head).__name__}`, before which no projection head "
+            "can be put: use a net whose head is `nn.Linear`."
+        )
+    features = net.head.in_features
+    del net.head  # children run in the order of their registration
+    net.projection = projection_head(features, size)
+    net.head = nn.Linear(size, net.num_classes)
 
 
 def image_shape(net: Net, smallest: int, otherwise: str) -> tuple[int, int, int]:

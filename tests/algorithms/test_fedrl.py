@@ -216,7 +216,7 @@ class FedRLPlain(FedRLMixin, Plain): ...
 
 
 def test_any_module_with_named_blocks():
-    module, rounds = run(FedRLPlain(blocks=["act", "out"]), 1)
+    _, rounds = run(FedRLPlain(blocks=["act", "out"]), 1)
     assert rounds[0]["round/visits_act"] == 9
     assert rounds[0]["round/review"] > 0
 
