@@ -5,12 +5,15 @@ from flightning.algorithms.cdfdm import CDFDM, CDFDMMixin
 from flightning.algorithms.centralized import Centralized, CentralizedMixin
 from flightning.algorithms.fedatt import FedAtt, FedAttMixin
 from flightning.algorithms.fedavg import FedAvg, FedAvgMixin
+from flightning.algorithms.fedcd import FedCD, FedCDMixin
 from flightning.algorithms.fedprox import FedProx, FedProxMixin
 from flightning.algorithms.fedrl import FedRL, FedRLMixin
+from flightning.algorithms.scaffold import SCAFFOLD, SCAFFOLDMixin
 from flightning.algorithms.solo import SOLO, SOLOMixin
 
 __all__ = [
     "CDFDM",
+    "SCAFFOLD",
     "SOLO",
     "CDFDMMixin",
     "Centralized",
@@ -19,10 +22,13 @@ __all__ = [
     "FedAttMixin",
     "FedAvg",
     "FedAvgMixin",
+    "FedCD",
+    "FedCDMixin",
     "FedProx",
     "FedProxMixin",
     "FedRL",
     "FedRLMixin",
     "FederatedMixin",
+    "SCAFFOLDMixin",
     "SOLOMixin",
 ]

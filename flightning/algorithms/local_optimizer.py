@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -39,6 +39,11 @@ class LocalOptimizer:
         self.group_of = {name: owner.get(id(p), 0) for name, p in parameters.items()}
 
     @property
+    def name(self) -> str:
+        """Class of the optimizer."""
+        return type(self.optimizer).__name__
+
+    @property
     def momentum(self) -> float:
         """Largest momentum of a parameter group."""
         return max(float(s.get("momentum", 0.0)) for s in self.settings)
@@ -48,22 +53,22 @@ class LocalOptimizer:
         """Whether it is SGD, with or without momentum, but not Nesterov's."""
         return type(self.optimizer) is SGD and not any(s["nesterov"] for s in self.settings)
 
-    def rates(self, group: int, step_sizes: Sequence[float]) -> list[float]:
-        """Learning rates that a parameter group had in steps for which those of the first group are known."""
-        first, own = self.settings[0]["lr"], self.settings[group]["lr"]
-        return [float(size * (own / first) if first else own) for size in step_sizes]
-
-    def travels(self, step_sizes: Sequence[float], mu: float = 0.0) -> list[float]:
+    def travels(self, step_sizes: Sequence[float], mu: float = 0.0, plain: bool = False) -> list[float]:
         """Length that each parameter group moves under a constant gradient of 1.
 
         Args:
             step_sizes: Learning rate of the first group in each local step.
             mu: Strength of a proximal term.
+            plain: Leave out momentum: the sum of the learning rates.
         """
+        first = self.settings[0]["lr"]
         travels = []
-        for group, settings in enumerate(self.settings):
-            rates = self.rates(group, step_sizes)
-            if type(self.optimizer) is SGD:
+        for settings in self.settings:
+            own = settings["lr"]
+            rates = [float(size * (own / first) if first else own) for size in step_sizes]
+            if plain:
+                travels.append(sum(rates))
+            elif type(self.optimizer) is SGD:
                 rule = {k: settings[k] for k in ("momentum", "dampening", "nesterov")}
                 travels.append(sgd_travel(rates, **rule, mu=mu))
             else:
@@ -78,6 +83,23 @@ class LocalOptimizer:
         moving = {n: travels[self.group_of[n]] for n in end if travels[self.group_of[n]]}
         steps = torch._foreach_sub([start[n] for n in moving], [end[n] for n in moving]) if moving else ()
         return dict(zip(moving, torch._foreach_div(steps, list(moving.values())) if moving else (), strict=True))
+
+    def full_gradient(
+        self, losses: Iterable[tuple[Tensor, int]], parameters: Mapping[str, Tensor]
+    ) -> dict[str, Tensor]:
+        """Gradient of the mean loss, with the weight decay that the optimizer adds to it.
+
+        Args:
+            losses: Mean loss and number of samples of each batch.
+            parameters: Live parameters by name.
+        """
+        total = {n: self.weight_decay(n) * p.detach() for n, p in parameters.items()}
+        sums, count = [torch.zeros_like(t) for t in total.values()], 0
+        for loss, size in losses:
+            parts = torch.autograd.grad(loss, list(parameters.values()), allow_unused=True, materialize_grads=True)
+            torch._foreach_add_(sums, parts, alpha=size)
+            count += size
+        return {n: t + s / max(count, 1) for (n, t), s in zip(total.items(), sums, strict=True)}
 
     def weight_decay(self, name: str) -> float:
         """Weight decay that enters the gradient of a parameter."""
