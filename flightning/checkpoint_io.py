@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-import tempfile
+import pickle
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -27,18 +27,17 @@ class AtomicCheckpointIO(TorchCheckpointIO):
             CheckpointError: Where the file cannot be written; what was there before stays as it is.
         """
         target = Path(path)
-        temporary = None
+        # always the same name, so that killed runs leave at most one such file behind
+        temporary = target.with_name(f".{target.name}.unfinished")
         try:
             target.parent.mkdir(parents=True, exist_ok=True)
-            with tempfile.NamedTemporaryFile(dir=target.parent, prefix=f".{target.name}.", delete=False) as file:
-                temporary = file.name
+            with temporary.open("wb") as file:
                 torch.save(checkpoint, file)
                 file.flush()
                 os.fsync(file.fileno())
             os.replace(temporary, target)
         except (OSError, RuntimeError) as error:  # torch's zip writer reports a full disk as RuntimeError
-            if temporary is not None:
-                Path(temporary).unlink(missing_ok=True)
+            temporary.unlink(missing_ok=True)
             kept = "the previous checkpoint there is unchanged" if target.exists() else "nothing was written"
             raise CheckpointError(
                 f"could not write the checkpoint `{target}` ({error}); {kept}. Free some disk space or choose another "
@@ -53,10 +52,19 @@ class AtomicCheckpointIO(TorchCheckpointIO):
         """
         if not Path(path).is_file():
             raise CheckpointError(f"there is no checkpoint `{path}`: give the path of a `.ckpt` file that exists.")
+        broken = (
+            f"`{path}` is truncated or no checkpoint at all: take an older one from the same folder, or start anew "
+            "without `--ckpt_path`."
+        )
         if not zipfile.is_zipfile(path):  # the zip directory is at the end, so a truncated file has none
+            raise CheckpointError(broken)
+        try:
+            loaded: Any = super().load_checkpoint(path, *args, **kwargs)
+        except (RuntimeError, EOFError, pickle.UnpicklingError) as error:
+            raise CheckpointError(f"{broken} ({error})") from error
+        if not isinstance(loaded, dict) or "state_dict" not in loaded:
             raise CheckpointError(
-                f"`{path}` is truncated or no checkpoint at all: take an older one from the same folder, or start anew "
-                "without `--ckpt_path`."
+                f"`{path}` is no checkpoint of a Trainer (it has no `state_dict`): give the `last.ckpt` of a "
+                "flightning run, or load its weights with `load_state_dict` before training."
             )
-        loaded: dict[str, Any] = super().load_checkpoint(path, *args, **kwargs)
         return loaded

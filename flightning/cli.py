@@ -21,7 +21,7 @@ from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveCon
 import flightning.algorithms
 import flightning.datamodules
 import flightning.nets
-from flightning.callbacks import Federation, RoundLogging, RoundProgress, RunReport
+from flightning.callbacks import Federation, LastCheckpoint, RoundLogging, RoundProgress, RunReport
 from flightning.datamodules import FederatedDataModule
 from flightning.errors import CheckpointError, ClientError, ConfigurationError, FlightningError, nearest
 from flightning.loggers import RoundCSVLogger, ensure_writable, latest_version, next_version
@@ -126,11 +126,10 @@ class FederatedCLI(LightningCLI):
         callbacks += [RoundProgress()] if config.get("enable_progress_bar") is not False else []
         callbacks += [RoundLogging(), RunReport(folder)]
         if config.get("enable_checkpointing") is not False:
-            if not any(isinstance(c, ModelCheckpoint) for c in callbacks):
-                callbacks.append(ModelCheckpoint(save_last=True, save_top_k=0))
             for callback in callbacks:
                 if isinstance(callback, ModelCheckpoint) and callback.dirpath is None:
                     callback.dirpath = str(folder / "checkpoints")
+            callbacks.append(LastCheckpoint(folder / "checkpoints"))
         return {"logger": [RoundCSVLogger(folder), *loggers], "callbacks": callbacks}
 
     def _run_folder(self, config: Any) -> Path:

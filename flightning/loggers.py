@@ -52,7 +52,6 @@ class RoundCSVLogger(Logger):
         self.folder = Path(folder)
         self.rows: dict[int, dict[str, Any]] = {}
         self._steps: list[dict[str, Any]] = []
-        self._stale: int | None = None  # the last row of an earlier process, which a resumed run writes anew
         self._is_open = False
 
     @property
@@ -87,11 +86,10 @@ class RoundCSVLogger(Logger):
             self._steps.append({"step": step, **metrics})
             return
         finished = int(metrics["round"])
-        # rows at and after this round that an interrupted run left are replaced
+        # later rounds are those that an interrupted run did not keep in its checkpoint
         self.rows = {r: row for r, row in self.rows.items() if r <= finished}
-        row = {} if self._stale == finished else self.rows.get(finished, {})
-        self._stale = None
-        self.rows[finished] = {**row, **{k: v for k, v in metrics.items() if k not in ("round", "epoch")}}
+        row = self.rows.setdefault(finished, {})
+        row.update({k: v for k, v in metrics.items() if k not in ("round", "epoch")})
 
     @rank_zero_only
     def save(self) -> None:
@@ -114,7 +112,6 @@ class RoundCSVLogger(Logger):
         if path.exists():
             with path.open(newline="") as file:
                 self.rows = {int(row.pop("round")): _parsed(row) for row in csv.DictReader(file)}
-        self._stale = max(self.rows, default=None)
         self._is_open = True
 
     def _write(self, name: str, rows: list[dict[str, Any]]) -> None:

@@ -1,8 +1,9 @@
 """When things happen: the round engine, progress and reports."""
 
 from flightning.callbacks.federation import Federation
+from flightning.callbacks.last_checkpoint import LastCheckpoint
 from flightning.callbacks.progress import RoundProgress
 from flightning.callbacks.round_logging import RoundLogging
 from flightning.callbacks.run_report import RunReport
 
-__all__ = ["Federation", "RoundLogging", "RoundProgress", "RunReport"]
+__all__ = ["Federation", "LastCheckpoint", "RoundLogging", "RoundProgress", "RunReport"]

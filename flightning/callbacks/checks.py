@@ -74,7 +74,7 @@ def check_trainer(trainer: Trainer) -> None:
         (
             any(_saves_inside_rounds(c) for c in trainer.checkpoint_callbacks),
             "`ModelCheckpoint` would save inside a round",
-            "use `every_n_epochs` in place of `every_n_train_steps` and `train_time_interval`",
+            "use `every_n_epochs` in place of `every_n_train_steps`, `train_time_interval` and `save_on_exception`",
         ),
     )
     for broken, reason, remedy in rules:
@@ -85,7 +85,8 @@ def check_trainer(trainer: Trainer) -> None:
 def _saves_inside_rounds(callback: Any) -> bool:
     if not isinstance(callback, ModelCheckpoint):
         return False
-    return bool(callback._every_n_train_steps) or callback._train_time_interval is not None
+    by_steps = bool(callback._every_n_train_steps) or callback._train_time_interval is not None
+    return by_steps or bool(getattr(callback, "save_on_exception", False))
 
 
 def check_optimizers(trainer: Trainer) -> None:

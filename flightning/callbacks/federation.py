@@ -10,6 +10,7 @@ import warnings
 from typing import Any, Literal
 
 import numpy as np
+import torch
 from lightning.fabric.plugins import TorchCheckpointIO
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities import rank_zero_info
@@ -25,6 +26,7 @@ from flightning.callbacks.checks import (
     check_optimizers,
     check_trainer,
 )
+from flightning.callbacks.plateau import step_plateau_schedulers, waited_for
 from flightning.callbacks.record import RoundRecord
 from flightning.checkpoint_io import AtomicCheckpointIO
 from flightning.datamodules.base import FederatedDataModule
@@ -109,6 +111,9 @@ class Federation(Callback):
         self.seed = resolve_seed(seed)
         self.record = RoundRecord(serialisation_overhead)
         self._identity: dict[str, Any] = {}
+        self._finished: dict[str, float] | None = None
+        self._restored: dict[str, Any] | None = None
+        self._is_in_round = False
 
     # --- the plan -----------------------------------------------------------------------------------------------
 
@@ -156,6 +161,8 @@ class Federation(Callback):
         self._data: FederatedDataModule = check_datamodule(trainer.datamodule)  # type: ignore[attr-defined]
         if self._module.default_shared_fraction and not len(self._data.shared):
             self._share_data(self._module.default_shared_fraction)
+        if type(trainer.strategy.checkpoint_io) is TorchCheckpointIO:
+            trainer.strategy.checkpoint_io = AtomicCheckpointIO()
         if stage != "fit":
             return
         check_trainer(trainer)
@@ -168,12 +175,11 @@ class Federation(Callback):
         self._identity = {
             "algorithm": type(self._module).__name__,
             "seed": self.seed,
+            "data seed": self._data.seed,
             "partition": self._data.partition_hash,
         }
         # every round has its own stream
         trainer.reload_dataloaders_every_n_epochs = 1  # type: ignore[attr-defined]
-        if type(trainer.strategy.checkpoint_io) is TorchCheckpointIO:
-            trainer.strategy.checkpoint_io = AtomicCheckpointIO()
 
     def _share_data(self, fraction: float) -> None:
         rank_zero_info(
@@ -191,10 +197,14 @@ class Federation(Callback):
             # Lightning made the stream of the first round before the algorithm gave shared samples to clients
             self._measure_clients()
             trainer.fit_loop._last_train_dl_reload_epoch = float("-inf")
+        if self._restored is not None:
+            self._end_restored_round(trainer, self._restored)
+            self._restored = None
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Begin a round."""
         self.record = RoundRecord(self.serialisation_overhead)
+        self._finished, self._is_in_round = None, True
         self._plan = self.plan(trainer.current_epoch)
         self._reducer = Reducer(self._module.reductions)
         self._position = self._step_in_visit = 0
@@ -242,10 +252,19 @@ class Federation(Callback):
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Log the round."""
-        setup_bytes = float(self._module.setup_bytes) if trainer.current_epoch == 0 else 0.0
-        pl_module.log_dict({**self.record.metrics(), "round/setup_bytes": setup_bytes, **self._module.round_metrics})
-        self._module.round_metrics.clear()
+        # double precision: single cannot hold 16.8 million bytes exactly
+        metrics = {name: torch.tensor(value, dtype=torch.float64) for name, value in self.finished_metrics().items()}
+        pl_module.log_dict(metrics)
         self._log_round(trainer)
+
+    def finished_metrics(self) -> dict[str, float]:
+        """What is logged for the round that has just ended; its clocks stop at the first call."""
+        if self._finished is None:
+            setup_bytes = float(self._module.setup_bytes) if self._plan.round_index == 0 else 0.0
+            own = self._module.round_metrics
+            self._finished = {**self.record.metrics(), "round/setup_bytes": setup_bytes, **own}
+            own.clear()
+        return self._finished
 
     def _log_round(self, trainer: Trainer) -> None:
         # the number of finished rounds is the x axis: Lightning takes a metric called `step` for it
@@ -255,11 +274,40 @@ class Federation(Callback):
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Leave the global weights in the module, also where a stop came inside a round."""
         self._module.load_global_weights()
+        self._is_in_round = False
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         """Leave the global weights in the module."""
         if isinstance(pl_module, FederatedMixin) and pl_module.global_weights:
             pl_module.load_global_weights()
+
+    def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
+        """Keep what Lightning does with a round only after its checkpoint is written."""
+        if self._is_in_round:
+            is_complete = self._position == len(self._plan.visits)
+            checkpoint["flightning_round"] = {
+                "index": self._plan.round_index,
+                "is_complete": is_complete,
+                "metrics": self.finished_metrics() if is_complete else {},
+                "waited_for": waited_for(trainer),
+            }
+
+    def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
+        """Refuse a checkpoint from inside a round: half of its cohort would be missing."""
+        kept = checkpoint.get("flightning_round")
+        if kept is not None and not kept["is_complete"] and trainer.state.fn == "fit":
+            raise CheckpointError(
+                f"the checkpoint was saved inside round {kept['index'] + 1}, before its clients had finished: resume "
+                "from one that was saved after a round, such as `last.ckpt` in the run's folder."
+            )
+        self._restored = kept
+
+    def _end_restored_round(self, trainer: Trainer, kept: dict[str, Any]) -> None:
+        # where a checkpoint was saved after validation, Lightning runs the end of that round again
+        self._finished = kept["metrics"]
+        self._plan = self.plan(kept["index"])
+        self._module.cohort = self._plan.cohort
+        step_plateau_schedulers(trainer, kept["index"], kept["waited_for"])
 
     def state_dict(self) -> dict[str, Any]:
         """What a resumed run must agree with."""

@@ -64,14 +64,14 @@ class RoundProgress(ProgressBar):
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Close the bar, or print the round's line."""
         metrics = {k: float(v) for k, v in trainer.callback_metrics.items() if k in _SHOWN}
-        metrics["round/loss"] = _federation(trainer).record.metrics().get("round/loss", float("nan"))
+        metrics["round/loss"] = _federation(trainer).finished_metrics().get("round/loss", float("nan"))
         shown = "  ".join(f"{label} {metrics[key]:.4f}" for key, label in _SHOWN.items() if key in metrics)
         if self._bar is not None:
             self._bar.close()
             self._bar = None
             self._last = f", last round: {shown}"
         elif self._enabled:
-            seconds = _federation(trainer).record.metrics()["round/seconds"]
+            seconds = _federation(trainer).finished_metrics()["round/seconds"]
             print(f"round {trainer.current_epoch + 1}/{trainer.max_epochs}  {shown}  {seconds:.2f} s", flush=True)
 
 

@@ -7,6 +7,7 @@ from typing import Any
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.loggers import Logger, TensorBoardLogger, WandbLogger
 
+from flightning.callbacks.federation import Federation
 from flightning.functional.heterogeneity import summarize
 from flightning.loggers import RoundCSVLogger
 from flightning.plots import partition_figure
@@ -43,8 +44,14 @@ class RoundLogging(Callback):
             return
         finished = trainer.current_epoch + 1
         cohort = " ".join(str(c) for c in sorted(pl_module.cohort))  # type: ignore[arg-type]
+        metrics = _federation(trainer).finished_metrics()
         for logger in trainer.loggers:
             _log_text(logger, "round/cohort", cohort, finished)
+            if isinstance(logger, RoundCSVLogger):
+                # before the round's checkpoint is written: a kill between the two must not lose the row
+                logger.log_metrics({"round": finished, **metrics})
+                logger.save()
+        self._bytes += metrics["round/bytes_up"] + metrics["round/bytes_down"]
         self._update_summary(trainer, finished)
 
     def state_dict(self) -> dict[str, Any]:
@@ -60,15 +67,16 @@ class RoundLogging(Callback):
         accuracy = metrics.get("val/accuracy")
         if accuracy is not None and (self._best is None or float(accuracy) > self._best[0]):
             self._best = float(accuracy), finished
-        record = next((c.record for c in trainer.callbacks if hasattr(c, "record")), None)  # type: ignore[attr-defined]
-        if record is not None:
-            self._bytes += record.bytes["up"] + record.bytes["down"]
         for logger in trainer.loggers:
             if isinstance(logger, WandbLogger):
                 summary = logger.experiment.summary
                 summary["total_bytes"] = self._bytes
                 if self._best is not None:
                     summary["best_accuracy"], summary["best_round"] = self._best
+
+
+def _federation(trainer: Trainer) -> Federation:
+    return next(c for c in trainer.callbacks if isinstance(c, Federation))  # type: ignore[attr-defined]
 
 
 def _log_text(logger: Logger, key: str, text: str, finished: int) -> None:

@@ -11,7 +11,7 @@ from flightning.errors import ConfigurationError
 
 __all__ = ["SAMPLERS", "cohort_size", "sample_cohort"]
 
-Sampler = Callable[[NDArray[np.int64], NDArray[np.int64], int, np.random.Generator], NDArray[np.int64]]
+Sampler = Callable[[NDArray[np.int64], NDArray[np.int64], int, float, np.random.Generator], NDArray[np.int64]]
 
 
 def cohort_size(participation: float | int, num_clients: int) -> int:
@@ -42,21 +42,23 @@ def cohort_size(participation: float | int, num_clients: int) -> int:
     return int(participation) if is_count else max(1, round(participation * num_clients))
 
 
-def _fixed(clients: NDArray[np.int64], sizes: NDArray[np.int64], m: int, rng: np.random.Generator) -> NDArray[np.int64]:
+def _fixed(
+    clients: NDArray[np.int64], sizes: NDArray[np.int64], m: int, probability: float, rng: np.random.Generator
+) -> NDArray[np.int64]:
     return rng.choice(clients, m, replace=False)
 
 
 def _bernoulli(
-    clients: NDArray[np.int64], sizes: NDArray[np.int64], m: int, rng: np.random.Generator
+    clients: NDArray[np.int64], sizes: NDArray[np.int64], m: int, probability: float, rng: np.random.Generator
 ) -> NDArray[np.int64]:
-    while True:  # ends almost surely: each draw is non-empty with probability of at least 1 - 1/e
-        chosen = clients[rng.random(len(clients)) < m / len(clients)]
+    while True:  # ends almost surely, since the probability is positive
+        chosen = clients[rng.random(len(clients)) < probability]
         if len(chosen):
             return rng.permutation(chosen)
 
 
 def _weighted(
-    clients: NDArray[np.int64], sizes: NDArray[np.int64], m: int, rng: np.random.Generator
+    clients: NDArray[np.int64], sizes: NDArray[np.int64], m: int, probability: float, rng: np.random.Generator
 ) -> NDArray[np.int64]:
     return rng.choice(clients, m, replace=False, p=sizes / sizes.sum())
 
@@ -86,4 +88,6 @@ def sample_cohort(
     """
     clients = np.flatnonzero(sizes > 0)
     m = cohort_size(participation, len(clients))
-    return [int(c) for c in SAMPLERS[sampler](clients, sizes[clients], m, rng)]
+    # an integer is a count: then, and only then, the probability follows from the size of the cohort
+    probability = m / len(clients) if isinstance(participation, int) else participation
+    return [int(c) for c in SAMPLERS[sampler](clients, sizes[clients], m, probability, rng)]
