@@ -467,6 +467,18 @@ algorithm would be ignored: write the mixins first, `class Wrong(FederatedMixin,
             client.steps += 1
             client.step_sizes.append(float(optimizer.param_groups[0]["lr"]))
 
+    def _on_before_batch_transfer(self, batch: Any, dataloader_idx: int = 0) -> Any:
+        if getattr(batch, "holds_batches", False):  # a whole client, whose batches are transferred one by one
+            return batch
+        return super()._on_before_batch_transfer(batch, dataloader_idx)
+
+    def _apply_batch_transfer_handler(
+        self, batch: Any, device: torch.device | None = None, dataloader_idx: int = 0
+    ) -> Any:
+        if getattr(batch, "holds_batches", False):
+            return batch
+        return super()._apply_batch_transfer_handler(batch, device, dataloader_idx)
+
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Store the declared state."""
         super().on_save_checkpoint(checkpoint)

@@ -90,6 +90,8 @@ class FederatedDataModule(LightningDataModule):
         self.seed = resolve_seed(seed)
         #: Makes the plan of a round; set by the round engine.
         self.plan_round: Callable[[int], RoundPlan] | None = None
+        #: Whether an item of the stream is a client in place of a batch; set by the round engine.
+        self.stream_clients = False
         self._is_set_up = False
 
     # --- what a subclass defines --------------------------------------------------------------------------------
@@ -221,7 +223,7 @@ class FederatedDataModule(LightningDataModule):
                 f"`{type(self).__name__}` streams the batches of a round, but no round engine asks for them: add "
                 "`Federation()` from `flightning.callbacks` to `Trainer(callbacks=[...])`."
             )
-        return RoundStream(self.plan_round(self.trainer.current_epoch), self.visit_batches)
+        return RoundStream(self.plan_round(self.trainer.current_epoch), self.visit_batches, self.stream_clients)
 
     def visit_batches(self, plan: RoundPlan, visit: Visit) -> Iterator[Any]:
         """The batches of one client in one round, shuffled and augmented by its own generators."""

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import chain, islice
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["BatchList", "RoundPlan", "RoundStream", "Visit", "num_batches", "order_batches"]
+__all__ = ["BatchList", "ClientStream", "RoundPlan", "RoundStream", "Visit", "num_batches", "order_batches"]
 
 
 @dataclass(frozen=True)
@@ -79,23 +80,54 @@ def order_batches(
     return batches[:steps]
 
 
+class ClientStream:
+    """All batches of one client as a single item of the stream, made while it is iterated.
+
+    Args:
+        visit: Whose batches; ``None`` for a process that trains nobody in this round.
+        batches: The batches. The first is made at once, as where every batch is an item of the stream: a data set that
+            draws from the global generator then draws the same.
+    """
+
+    #: Tells Lightning's transfer to the device that this is no batch.
+    holds_batches = True
+
+    def __init__(self, visit: Visit | None = None, batches: Iterator[Any] = iter(())) -> None:
+        self.visit, self._batches = visit, chain(list(islice(batches, 1)), batches)
+
+    def __iter__(self) -> Iterator[Any]:
+        return self._batches
+
+
 class RoundStream:
     """Batches of all visits of a plan; the module's ``training_step`` sees ordinary batches.
+
+    A plan without visits gives a single `ClientStream` without batches: Lightning ends a fit that has nothing to read.
 
     Args:
         plan: The round.
         visit_batches: Batches of one visit.
+        whole_clients: Whether an item is a client (`ClientStream`) in place of a batch.
     """
 
-    def __init__(self, plan: RoundPlan, visit_batches: Callable[[RoundPlan, Visit], Iterator[Any]]) -> None:
-        self.plan, self.visit_batches = plan, visit_batches
+    def __init__(
+        self, plan: RoundPlan, visit_batches: Callable[[RoundPlan, Visit], Iterator[Any]], whole_clients: bool = False
+    ) -> None:
+        self.plan, self.visit_batches, self.whole_clients = plan, visit_batches, whole_clients
 
     def __len__(self) -> int:
-        return sum(v.steps for v in self.plan.visits)
+        visits = self.plan.visits
+        return max(1, len(visits) if self.whole_clients else sum(v.steps for v in visits))
 
     def __iter__(self) -> Iterator[Any]:
+        if not self.plan.visits:
+            yield ClientStream()
         for visit in self.plan.visits:
-            yield from self.visit_batches(self.plan, visit)
+            batches = self.visit_batches(self.plan, visit)
+            if self.whole_clients:
+                yield ClientStream(visit, batches)
+            else:
+                yield from batches
 
 
 class BatchList:
