@@ -30,7 +30,7 @@ from flightning.version import __version__
 __all__ = ["FederatedCLI", "main"]
 
 #: Verbs beside LightningCLI's own, and the module whose ``run(argv)`` does them.
-VERBS: dict[str, str] = {}
+VERBS = {"report": "flightning.report"}
 
 
 class FriendlyParser(LightningArgumentParser):
