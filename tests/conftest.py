@@ -1,8 +1,23 @@
+from pathlib import Path
+
 import pytest
 import torch
+
+#: What Lightning writes into the working directory when nobody tells it where.
+STRAY = ("checkpoints", "lightning_logs", "runs", "wandb")
 
 
 @pytest.fixture(autouse=True, scope="session")
 def _one_thread():
     """One thread is faster for tiny problems, and sums come out the same everywhere."""
     torch.set_num_threads(1)
+
+
+@pytest.fixture(autouse=True)
+def _tidy():
+    """A test that leaves files in the working directory fails."""
+    folder = Path.cwd()
+    before = {name for name in STRAY if (folder / name).exists()}
+    yield
+    left = {name for name in STRAY if (folder / name).exists()} - before
+    assert not left, f"the test left {sorted(left)} in {folder}: write below `tmp_path`"
