@@ -54,7 +54,7 @@ class IDAMixin(FederatedMixin):
         trained = [n for n in self.trainable() if n in next(iter(models.values()))]
         weights = self._inverse_distances([[model[n] for n in trained] for model in models.values()])
         if self.by_samples:
-            weights = weights * torch.tensor([float(self.federated_data.sizes[k]) for k in models])
+            weights = weights * torch.tensor([float(self.federated_data.sizes[k]) for k in models], dtype=torch.float64)
         if self.intrac:
             accuracies = torch.stack([a.double().cpu() for a in uploads["train_accuracy"].values()])
             weights = weights / accuracies.clamp(min=1 / len(models))
@@ -68,12 +68,12 @@ class IDAMixin(FederatedMixin):
     def _inverse_distances(self, models: list[list[Tensor]]) -> Tensor:
         means = [torch.stack([t.double() for t in tensors]).mean(0) for tensors in zip(*models, strict=True)]
         distances = torch.tensor(
-            [sum(float((t - m).abs().sum()) for t, m in zip(w, means, strict=True)) for w in models]
+            [sum(float((t - m).abs().sum()) for t, m in zip(w, means, strict=True)) for w in models],
+            dtype=torch.float64,
         )
-        largest = distances.double().max()
-        if not largest > 0:  # all models are equal
-            return torch.ones(len(models), dtype=torch.float64)
-        return 1 / distances.double().clamp(min=largest / self.cap)
+        if not distances.any():  # all models are equal
+            return torch.ones_like(distances)
+        return 1 / distances.clamp(min=distances.max() / self.cap)
 
     @torch.no_grad()
     def _train_accuracy(self) -> Tensor:
