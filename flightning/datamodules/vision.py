@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
@@ -15,6 +16,10 @@ from flightning.datamodules.transforms import HorizontalFlip, PadCrop
 from flightning.errors import DataNotFoundError
 
 __all__ = ["CIFAR10", "CIFAR100", "EMNIST", "MNIST", "FashionMNIST"]
+
+
+#: Not there: RuntimeError; no network: URLError, an OSError; cut off in the middle: the others.
+_UNREADABLE = (RuntimeError, OSError, ValueError, AssertionError, EOFError, pickle.UnpicklingError)
 
 
 class _TorchvisionData(FederatedDataModule):
@@ -52,11 +57,12 @@ class _TorchvisionData(FederatedDataModule):
     def _open(self, train: bool) -> Any:
         try:
             return self.open(train)
-        except (RuntimeError, OSError) as error:  # torchvision: RuntimeError; no network: URLError, an OSError
+        except _UNREADABLE as error:
+            reason = " ".join(str(error).split())
             raise DataNotFoundError(
-                f"`{type(self).__name__}` is not in `root={self.root!r}` ({Path(self.root).resolve()}) and could not "
-                f"be fetched (`download={self.download}`: {error}). Put the files there as torchvision lays them out, or "
-                "run once with network access and `download: true`."
+                f"`{type(self).__name__}` cannot be read from `root={self.root!r}` ({Path(self.root).resolve()}; "
+                f"`download={self.download}`): {reason}. Put the files there as torchvision lays them out, or delete "
+                "what is damaged and run once with network access and `download: true`."
             ) from error
 
     def load(self) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
@@ -123,7 +129,7 @@ class EMNIST(_TorchvisionData):
 
     def targets(self, dataset: Any) -> Tensor:
         """Labels from 0: torchvision counts the letters from 1."""
-        return super().targets(dataset) - (self.split == "letters")
+        return super().targets(dataset) - int(self.split == "letters")
 
 
 class CIFAR10(_TorchvisionData):
