@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -92,6 +92,14 @@ class ClientStates:
         """Keep a copy of the values, so that no state shares memory with live weights."""
         if values:
             self._kept[client] = apply_to_collection(values, Tensor, lambda t: t.detach().to("cpu", copy=True))
+
+    def told(self, clients: Iterable[int]) -> dict[int, dict[str, Any]]:
+        """Values of these clients for the other processes, so that each holds those of everybody."""
+        return {client: self._kept[client] for client in clients if client in self._kept}
+
+    def hear(self, told: dict[int, dict[str, Any]]) -> None:
+        """Take in what another process tells."""
+        self._kept.update(told)
 
     def state_dict(self) -> dict[int, dict[str, Any]]:
         """Everything, for a checkpoint."""

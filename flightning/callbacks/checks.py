@@ -104,14 +104,25 @@ def check_optimizers(trainer: Trainer) -> None:
             )
 
 
-def check_batches_of_one(sizes: NDArray[np.int64], batch_size: int, dropped: NDArray[np.bool_]) -> None:
-    """Refuse a client that would feed a single sample to BatchNorm in training mode."""
+def check_batches_of_one(
+    sizes: NDArray[np.int64], batch_size: int, dropped: NDArray[np.bool_], shards: int = 1
+) -> None:
+    """Refuse a client that would feed a single sample to BatchNorm in training mode.
+
+    Args:
+        sizes: Samples of each client.
+        batch_size: Samples of a local step.
+        dropped: Whether an incomplete last batch of a client is left out.
+        shards: Processes over which each batch is spread.
+    """
     remainder = np.where(dropped, 0, sizes % batch_size)
-    ones = np.flatnonzero((sizes > 0) & ((remainder == 1) | (batch_size == 1)))
+    smallest = np.where(remainder > 0, remainder, batch_size) // shards
+    ones = np.flatnonzero((sizes > 0) & (smallest <= 1))
     if len(ones):
         client = int(ones[0])
+        spread = f" spread over {shards} processes" if shards > 1 else ""
         raise ConfigurationError(
-            f"client {client} with {sizes[client]} samples would train on a batch of one (`batch_size={batch_size}`), "
-            "from which BatchNorm cannot estimate a variance: raise the partition's `min_size`, set `drop_last: true`, "
-            "or use a net without BatchNorm."
+            f"client {client} with {sizes[client]} samples would train on a batch of one (`batch_size={batch_size}`"
+            f"{spread}), from which BatchNorm cannot estimate a variance: raise the partition's `min_size`, set "
+            "`drop_last: true`, or use a net without BatchNorm."
         )

@@ -6,40 +6,29 @@ same plan and nothing about it is stored.
 
 from __future__ import annotations
 
-import warnings
 from typing import Any, Literal
 
-import numpy as np
 import torch
 from lightning.fabric.plugins import TorchCheckpointIO
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities import rank_zero_info
-from lightning_utilities.core.apply_func import apply_to_collection
-from torch import Tensor
-from torch.optim import Optimizer
 
-from flightning.algorithms.base import Client, FederatedMixin
-from flightning.callbacks.checks import (
-    check_batches_of_one,
-    check_datamodule,
-    check_module,
-    check_optimizers,
-    check_trainer,
-)
+from flightning.algorithms.base import FederatedMixin
+from flightning.callbacks.checks import check_datamodule, check_module, check_optimizers, check_trainer
+from flightning.callbacks.local_loop import LOCAL_LOOPS, LocalLoop, warn_about_batch_hooks
+from flightning.callbacks.planning import Planner
 from flightning.callbacks.plateau import step_plateau_schedulers, waited_for
 from flightning.callbacks.record import RoundRecord
+from flightning.callbacks.rounds import Round
 from flightning.checkpoint_io import AtomicCheckpointIO
 from flightning.datamodules.base import FederatedDataModule
-from flightning.datamodules.stream import RoundPlan, Visit
-from flightning.errors import CheckpointError, ClientError, ConfigurationError
-from flightning.functional.aggregation import Payload, Reducer, is_finite
-from flightning.functional.cohort import SAMPLERS, sample_cohort
-from flightning.functional.layers import batch_norm_names
-from flightning.functional.seeding import numpy_generator, resolve_seed, seed_global_generators
+from flightning.datamodules.stream import ClientStream, RoundPlan
+from flightning.errors import CheckpointError, ConfigurationError
+from flightning.functional.cohort import SAMPLERS
+from flightning.functional.seeding import resolve_seed
+from flightning.strategies.processes import Processes
 
 __all__ = ["Federation"]
-
-_COHORT = 11
 
 
 class Federation(Callback):
@@ -59,6 +48,9 @@ class Federation(Callback):
             ``round/bad_updates``) or ``raise``.
         persist_client_optimizer: Whether a client's optimizer state lives on between its rounds; ``None`` leaves it to
             the algorithm (only where nothing is exchanged).
+        local_loop: ``lightning``: every local batch is a batch of Lightning, and every callback sees it. ``fused``:
+            every client is one, which costs less for small models; callbacks see clients in place of batches. Both
+            give the same weights, bit for bit.
         serialisation_overhead: Bytes counted for each tensor that is sent, besides its numbers. ``0`` counts the
             numbers alone; 760 is what a file of PyTorch adds in the rFedAvg paper.
         seed: Seed of cohorts and local randomness; ``None`` takes that of `seed_everything`, or 0.
@@ -82,6 +74,7 @@ class Federation(Callback):
         buffers: Literal["average", "local", "reset"] = "average",
         on_bad_update: Literal["skip", "raise"] = "skip",
         persist_client_optimizer: bool | None = None,
+        local_loop: Literal["lightning", "fused"] = "lightning",
         serialisation_overhead: int = 0,
         seed: int | None = None,
     ) -> None:
@@ -99,6 +92,7 @@ class Federation(Callback):
             ("weighting", weighting, ("samples", "uniform")),
             ("buffers", buffers, ("average", "local", "reset")),
             ("on_bad_update", on_bad_update, ("skip", "raise")),
+            ("local_loop", local_loop, LOCAL_LOOPS),
         ):
             if choice not in known:
                 raise ConfigurationError(f"`{name}={choice!r}` is none of {', '.join(known)}: choose one of them.")
@@ -106,52 +100,27 @@ class Federation(Callback):
         self.local_steps = local_steps
         self.participation, self.sampler, self.weighting = participation, sampler, weighting
         self.buffers, self.on_bad_update = buffers, on_bad_update
-        self.persist_client_optimizer = persist_client_optimizer
+        self.persist_client_optimizer, self.local_loop = persist_client_optimizer, local_loop
         self.serialisation_overhead = serialisation_overhead
         self.seed = resolve_seed(seed)
-        self.record = RoundRecord(serialisation_overhead)
+        self._round: Round | None = None
         self._identity: dict[str, Any] = {}
         self._finished: dict[str, float] | None = None
         self._restored: dict[str, Any] | None = None
-        self._is_in_round = False
-
-    # --- the plan -----------------------------------------------------------------------------------------------
 
     def plan(self, round_index: int) -> RoundPlan:
         """Who trains in this round, in which order and how long."""
-        rng = numpy_generator(self.seed, round_index, _COHORT)
-        able = np.where(self._steps > 0, self._data.sizes, 0)
-        participation = 1.0 if self._module.trains_everybody else self.participation
-        cohort = sample_cohort(able, participation, self.sampler, rng)
-        visits = [Visit(c, int(self._steps[c]), bool(self._dropped[c])) for c in cohort]
-        if self._fast_dev_run:
-            visits = [Visit(visits[0].client, min(self._fast_dev_run, visits[0].steps), visits[0].drop_last)]
-        return RoundPlan(round_index, tuple(visits))
+        return self._planner.plan(round_index)
+
+    @property
+    def record(self) -> RoundRecord:
+        """What the current round has cost so far."""
+        return RoundRecord(self.serialisation_overhead) if self._round is None else self._round.record
 
     @property
     def cohort(self) -> list[int]:
         """The clients of the current round, in order."""
-        return self._plan.cohort
-
-    def _measure_clients(self) -> None:
-        data, sizes = self._data, self._data.sizes
-        has_batch_norm = bool(batch_norm_names(self._module))
-        automatic = has_batch_norm & (sizes > data.batch_size)
-        self._dropped = automatic if data.drop_last is None else np.full(len(sizes), data.drop_last)
-        per_epoch = np.where(self._dropped, sizes // data.batch_size, -(-sizes // data.batch_size))
-        steps = (
-            per_epoch * (self.local_epochs or 0) if self.local_steps is None else np.full(len(sizes), self.local_steps)
-        )
-        self._steps, self._per_epoch = np.where(per_epoch > 0, steps, 0), per_epoch
-        idle = int(((self._steps == 0) & (sizes > 0)).sum())
-        if idle:
-            warnings.warn(
-                f"{idle} clients have fewer samples than `batch_size={data.batch_size}` and `drop_last` leaves them "
-                "nothing to train on, so they are never sampled: lower `batch_size` or set `drop_last: false`.",
-                stacklevel=2,
-            )
-        if has_batch_norm:
-            check_batches_of_one(np.where(self._steps > 0, sizes, 0), data.batch_size, self._dropped)
+        return self._module.cohort
 
     # --- Lightning hooks ----------------------------------------------------------------------------------------
 
@@ -168,10 +137,13 @@ class Federation(Callback):
         check_trainer(trainer)
         if self._module.pools_data and self._data.num_clients > 1:
             self._data.pool()
-        self._fast_dev_run = int(trainer.fast_dev_run)  # type: ignore[attr-defined]
-        self._measure_clients()
-        self.plan(0)
-        self._data.plan_round = self.plan
+        self._processes = Processes.of(trainer.strategy)
+        self._planner = self._make_planner(int(trainer.fast_dev_run))  # type: ignore[attr-defined]
+        self._data.plan_round = self._own_plan
+        self._data.stream_clients = self.local_loop == "fused"
+        trainer.fit_loop.epoch_loop.automatic_optimization = LocalLoop(trainer)
+        if self._data.stream_clients:
+            warn_about_batch_hooks(trainer)
         self._identity = {
             "algorithm": type(self._module).__name__,
             "seed": self.seed,
@@ -180,6 +152,26 @@ class Federation(Callback):
         }
         # every round has its own stream
         trainer.reload_dataloaders_every_n_epochs = 1  # type: ignore[attr-defined]
+
+    def _make_planner(self, most_steps: int) -> Planner:
+        planner = Planner(
+            self._module,
+            self._data,
+            self.local_epochs,
+            self.local_steps,
+            self.participation,
+            self.sampler,
+            self.weighting,
+            self.seed,
+            most_steps,
+            self._processes.count if self._processes.split_batches else 1,
+        )
+        planner.plan(0)  # refuses a participation that cannot be met
+        return planner
+
+    def _own_plan(self, round_index: int) -> RoundPlan:
+        plan, processes = self.plan(round_index), self._processes
+        return self._planner.part(plan, processes.rank, processes.count) if processes.split_clients else plan
 
     def _share_data(self, fraction: float) -> None:
         rank_zero_info(
@@ -191,11 +183,9 @@ class Federation(Callback):
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Take the module's weights, fresh or restored, as global weights."""
         check_optimizers(trainer)
-        sizes = self._data.sizes.copy()
         self._module.start_federation(self._data.num_clients, self.buffers)
-        if not np.array_equal(sizes, self._data.sizes):
+        if self._planner.refresh():
             # Lightning made the stream of the first round before the algorithm gave shared samples to clients
-            self._measure_clients()
             trainer.fit_loop._last_train_dl_reload_epoch = float("-inf")
         if self._restored is not None:
             self._end_restored_round(trainer, self._restored)
@@ -203,33 +193,26 @@ class Federation(Callback):
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Begin a round."""
-        self.record = RoundRecord(self.serialisation_overhead)
-        self._finished, self._is_in_round = None, True
-        self._plan = self.plan(trainer.current_epoch)
-        self._reducer = Reducer(self._module.reductions)
-        self._position = self._step_in_visit = 0
-        self._module.cohort = self._plan.cohort
-        self._module.cohort_weights = {c: self._client(c).weight for c in self._plan.cohort}
-        self._module.num_training_clients = int((self._steps > 0).sum())
-        self._module.on_round_start()
+        self._finished = None
+        self._round = Round(
+            self, self._module, self._planner, self._processes, trainer.optimizers[0], trainer.current_epoch
+        )
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
         """Begin a client with its first batch."""
-        if self._step_in_visit == 0:
-            self._begin_client(trainer.optimizers[0], self._plan.visits[self._position].client)
-        self._step_in_visit += 1
+        self._current.before_item(isinstance(batch, ClientStream))
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         """End a client with its last batch, and the round with its last client."""
-        if self._step_in_visit < self._plan.visits[self._position].steps:
-            return
-        self._end_client(trainer.optimizers[0])
-        self._position, self._step_in_visit = self._position + 1, 0
-        if self._position == len(self._plan.visits):
-            with self.record.timing("aggregation"):
-                self._end_round(is_last=trainer.current_epoch + 1 == trainer.max_epochs)
+        self._current.after_item(is_last=trainer.current_epoch + 1 == trainer.max_epochs)
+
+    @property
+    def _current(self) -> Round:
+        if self._round is None:  # pragma: no cover
+            raise RuntimeError("a batch came outside of a round")
+        return self._round
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Let clients with weights of their own be evaluated outside of a fit, too."""
@@ -260,7 +243,7 @@ class Federation(Callback):
     def finished_metrics(self) -> dict[str, float]:
         """What is logged for the round that has just ended; its clocks stop at the first call."""
         if self._finished is None:
-            setup_bytes = float(self._module.setup_bytes) if self._plan.round_index == 0 else 0.0
+            setup_bytes = float(self._module.setup_bytes) if self._current.plan.round_index == 0 else 0.0
             own = self._module.round_metrics
             self._finished = {**self.record.metrics(), "round/setup_bytes": setup_bytes, **own}
             own.clear()
@@ -274,7 +257,7 @@ class Federation(Callback):
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Leave the global weights in the module, also where a stop came inside a round."""
         self._module.load_global_weights()
-        self._is_in_round = False
+        self._round = None
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         """Leave the global weights in the module."""
@@ -283,12 +266,11 @@ class Federation(Callback):
 
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         """Keep what Lightning does with a round only after its checkpoint is written."""
-        if self._is_in_round:
-            is_complete = self._position == len(self._plan.visits)
+        if self._round is not None:
             checkpoint["flightning_round"] = {
-                "index": self._plan.round_index,
-                "is_complete": is_complete,
-                "metrics": self.finished_metrics() if is_complete else {},
+                "index": self._round.plan.round_index,
+                "is_complete": self._round.is_finished,
+                "metrics": self.finished_metrics() if self._round.is_finished else {},
                 "waited_for": waited_for(trainer),
             }
 
@@ -305,8 +287,7 @@ class Federation(Callback):
     def _end_restored_round(self, trainer: Trainer, kept: dict[str, Any]) -> None:
         # where a checkpoint was saved after validation, Lightning runs the end of that round again
         self._finished = kept["metrics"]
-        self._plan = self.plan(kept["index"])
-        self._module.cohort = self._plan.cohort
+        self._module.cohort = self.plan(kept["index"]).cohort
         step_plateau_schedulers(trainer, kept["index"], kept["waited_for"])
 
     def state_dict(self) -> dict[str, Any]:
@@ -323,96 +304,6 @@ class Federation(Callback):
                     "the same settings, or start anew without `ckpt_path`."
                 )
 
-    # --- events of a round --------------------------------------------------------------------------------------
-
-    def _begin_client(self, optimizer: Optimizer, client: int) -> None:
-        module = self._module
-        seed_global_generators(self.seed, self._plan.round_index, client)
-        download = module.download(client)
-        self._count("down", download)
-        module.load_client(self._client(client), download)
-        optimizer.state.clear()
-        if self._keeps_optimizer:
-            _restore_optimizer(optimizer, module.client_state.optimizer)
-
-    def _end_client(self, optimizer: Optimizer) -> None:
-        module, client = self._module, self._module.client
-        if client is None:  # pragma: no cover
-            raise RuntimeError("a client ended that never began")
-        upload = module.finish_client()
-        with self.record.timing("aggregation"):
-            self.record.add_client(client)
-            self._count("up", upload)
-            if not (is_finite(upload) and is_finite({"kept": module.client_state.weights})):
-                self._handle_bad_update(client)
-                return
-            if self._keeps_optimizer:
-                module.client_state.optimizer = _optimizer_state(optimizer)
-            self._reducer.add(client.id, client.weight, upload)
-            module.save_client()
-
-    def _handle_bad_update(self, client: Client) -> None:
-        cause = FloatingPointError("its update holds NaN or infinity; lower the learning rate or clip gradients")
-        if self.on_bad_update == "raise":
-            raise ClientError(client.id, "local training", self._plan.round_index, cause) from cause
-        self.record.bad_updates += 1
-
-    def _end_round(self, is_last: bool) -> None:
-        module = self._module
-        if self._reducer.num_clients:  # a round without one good update leaves everything as it was
-            module.num_updates = self._reducer.num_clients
-            module.aggregate(self._reducer.result())
-        module.load_global_weights()
-        if not is_last and type(module).after_aggregation is not FederatedMixin.after_aggregation:
-            self._second_exchange()
-        module.on_round_end()
-        module.client = None
-        self._measure_clients()  # an algorithm may have given or taken shared samples
-
-    def _second_exchange(self) -> None:
-        module = self._module
-        reducer = Reducer(module.reductions)
-        for client in self.plan(self._plan.round_index + 1).cohort:
-            # the global weights that this client receives here replace its next download
-            module.load_client(self._client(client), {})
-            with module.client_stage("after_aggregation"):
-                upload = module.after_aggregation()
-            self._count("up", upload)
-            reducer.add(client, self._client(client).weight, upload)
-            module.save_client()
-        module.collect(reducer.result())
-        module.load_global_weights()
-
     def _prepare_evaluation(self, trainer: Trainer) -> None:
         if trainer.state.fn != "fit":
             self._module.start_federation(self._data.num_clients, self.buffers)
-
-    def _count(self, direction: str, payload: Payload) -> None:
-        if not self._module.pools_data:  # pooled data and model are in one place: nothing crosses a network
-            self.record.count(direction, payload)
-
-    def _client(self, client: int) -> Client:
-        able = self._steps > 0
-        weights = np.where(able, self._data.sizes if self.weighting == "samples" else 1, 0).astype(float)
-        weight, size = float(weights[client]), int(self._data.sizes[client])
-        share = weight / float(weights.sum())
-        return Client(client, size, weight, steps_per_epoch=int(self._per_epoch[client]), share=share)
-
-    @property
-    def _keeps_optimizer(self) -> bool:
-        chosen = self.persist_client_optimizer
-        return self._module.keeps_optimizer if chosen is None else chosen
-
-
-def _parameters(optimizer: Optimizer) -> list[Tensor]:
-    return [p for group in optimizer.param_groups for p in group["params"]]
-
-
-def _optimizer_state(optimizer: Optimizer) -> dict[int, Any]:
-    return {i: optimizer.state[p] for i, p in enumerate(_parameters(optimizer)) if p in optimizer.state}
-
-
-def _restore_optimizer(optimizer: Optimizer, kept: dict[int, Any]) -> None:
-    for i, parameter in enumerate(_parameters(optimizer)):
-        if i in kept:
-            optimizer.state[parameter] = apply_to_collection(kept[i], Tensor, Tensor.clone)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -63,6 +64,34 @@ class RoundRecord:
         taken = max(client.steps, 1)
         self.losses.append({name: float(total) / taken for name, total in client.losses.items()})
         self.learning_rate = client.step_sizes[-1] if client.step_sizes else 0.0
+
+    def told(self) -> dict[str, Any]:
+        """What other processes must know of this one's clients."""
+        return {
+            "clients": [*zip(self.clients, self.steps, self.losses, strict=True)],
+            "bytes": self.bytes,
+            "bad_updates": self.bad_updates,
+            "learning_rate": self.learning_rate,
+        }
+
+    def add(self, told: dict[str, Any]) -> None:
+        """Take in what another process tells."""
+        for client, steps, losses in told["clients"]:
+            self.clients.append(client)
+            self.steps.append(steps)
+            self.losses.append(losses)
+        for direction, number in told["bytes"].items():
+            self.bytes[direction] += number
+        self.bad_updates += told["bad_updates"]
+        self.learning_rate = self.learning_rate or told["learning_rate"]
+
+    def sort(self, cohort: Sequence[int]) -> None:
+        """Put the clients into the order of the cohort, so that sums do not depend on who trained whom."""
+        place = {client: i for i, client in enumerate(cohort)}
+        order = sorted(range(len(self.clients)), key=lambda i: place[self.clients[i]])
+        self.clients = [self.clients[i] for i in order]
+        self.steps = [self.steps[i] for i in order]
+        self.losses = [self.losses[i] for i in order]
 
     def metrics(self) -> dict[str, float]:
         """Everything, by the name under which it is logged."""

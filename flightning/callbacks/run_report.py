@@ -35,10 +35,11 @@ class RunReport(Callback):
     Args:
         folder: The run's folder.
         metric: The metric whose best round is reported.
+        notice: Line that must stand on top of every report of this run, such as that its rounds were scaled down.
     """
 
-    def __init__(self, folder: str | Path, metric: str = "val/accuracy") -> None:
-        self.folder, self.metric = Path(folder), metric
+    def __init__(self, folder: str | Path, metric: str = "val/accuracy", notice: str = "") -> None:
+        self.folder, self.metric, self.notice = Path(folder), metric, notice
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Refuse a folder that cannot be written, before any work is done."""
@@ -81,11 +82,13 @@ class RunReport(Callback):
             "num_clients": data.num_clients,
             "seed": data.seed,
             "rounds": max(rows, default=0),
+            "max_rounds": trainer.max_epochs,
             "best_accuracy": None if best is None else scores[best],
             "best_round": best,
             "final_accuracy": scores[max(scores)] if scores else None,
             **totals,
             "finished": finished,
+            **({"notice": self.notice} if self.notice else {}),
         }
         temporary = self.folder / ".summary.json.tmp"
         temporary.write_text(json.dumps(summary, indent=2) + "\n")
@@ -110,6 +113,8 @@ class RunReport(Callback):
         )
         console = Console()
         console.print(table)
+        if self.notice:
+            console.print(self.notice)
         if summary["bad_updates"]:
             console.print(f"{summary['bad_updates']:.0f} client updates held NaN or infinity and were left out.")
         print(f"The run lies in {self.folder} (metrics.csv, summary.json, learning_curve.png, partition.png)")

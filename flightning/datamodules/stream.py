@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import chain, islice
 from typing import Any
@@ -92,8 +92,9 @@ class ClientStream:
     #: Tells Lightning's transfer to the device that this is no batch.
     holds_batches = True
 
-    def __init__(self, visit: Visit | None = None, batches: Iterator[Any] = iter(())) -> None:
-        self.visit, self._batches = visit, chain(list(islice(batches, 1)), batches)
+    def __init__(self, visit: Visit | None = None, batches: Iterable[Any] = ()) -> None:
+        iterator = iter(batches)
+        self.visit, self._batches = visit, chain(list(islice(iterator, 1)), iterator)
 
     def __iter__(self) -> Iterator[Any]:
         return self._batches

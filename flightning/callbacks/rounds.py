@@ -1,0 +1,198 @@
+"""The events of one round: clients begin and end, uploads are reduced, the server takes over."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from lightning_utilities.core.apply_func import apply_to_collection
+from torch import Tensor
+from torch.optim import Optimizer
+
+from flightning.algorithms.base import Client, FederatedMixin
+from flightning.callbacks.planning import Planner
+from flightning.callbacks.record import RoundRecord
+from flightning.datamodules.stream import RoundPlan
+from flightning.errors import ClientError
+from flightning.functional.aggregation import Payload, Reducer, is_finite
+from flightning.functional.seeding import seed_global_generators
+from flightning.strategies.processes import Processes
+
+if TYPE_CHECKING:
+    from flightning.callbacks.federation import Federation
+
+__all__ = ["Round"]
+
+#: Key of what the server draws; no client has this number.
+_SERVER = -1
+
+
+class Round:
+    """One round on this process.
+
+    Args:
+        settings: The settings of the federation.
+        module: The algorithm.
+        planner: Makes the plans.
+        processes: Between whom clients or batches are split.
+        optimizer: The optimizer of all clients.
+        round_index: The round, counted from 0.
+    """
+
+    def __init__(
+        self,
+        settings: Federation,
+        module: FederatedMixin,
+        planner: Planner,
+        processes: Processes,
+        optimizer: Optimizer,
+        round_index: int,
+    ) -> None:
+        self.settings, self.module, self.planner, self.processes = settings, module, planner, processes
+        self.optimizer = optimizer
+        self.plan = planner.plan(round_index)
+        self.visits = self._part(self.plan).visits
+        self.record = RoundRecord(settings.serialisation_overhead)
+        self.is_finished = False
+        self._reducer = Reducer(module.reductions)
+        self._position = self._step_in_visit = 0
+        self._changed: list[int] = []  # clients whose state this process has changed
+        module.cohort = self.plan.cohort
+        module.cohort_weights = {c: planner.weight(c) for c in self.plan.cohort}
+        module.num_training_clients = planner.num_training_clients
+        self._seed_server()
+        module.on_round_start()
+
+    def _part(self, plan: RoundPlan) -> RoundPlan:
+        processes = self.processes
+        return self.planner.part(plan, processes.rank, processes.count) if processes.split_clients else plan
+
+    def _seed_server(self) -> None:
+        """What the server draws is the same on every process, whichever clients it has trained."""
+        seed_global_generators(self.settings.seed, self.plan.round_index, _SERVER)
+
+    # --- the stream of Lightning --------------------------------------------------------------------------------
+
+    def before_item(self, is_whole_client: bool) -> None:
+        """A batch, or all batches of a client, come next."""
+        if self._step_in_visit == 0 and self.visits:
+            self._begin_client(self.visits[self._position].client)
+        self._step_in_visit += self.visits[self._position].steps if is_whole_client and self.visits else 1
+
+    def after_item(self, is_last: bool) -> None:
+        """A batch, or all batches of a client, have been trained on; ``is_last`` in the last round of all."""
+        if self.visits:
+            if self._step_in_visit < self.visits[self._position].steps:
+                return
+            self._end_client()
+            self._position, self._step_in_visit = self._position + 1, 0
+        if self._position == len(self.visits):
+            self.processes.wait()  # what others still train is no aggregation
+            with self.record.timing("aggregation"):
+                self._end(is_last)
+            self.is_finished = True
+
+    # --- clients ------------------------------------------------------------------------------------------------
+
+    def _begin_client(self, client: int) -> None:
+        module = self.module
+        own = (self.processes.rank,) if self.processes.split_batches and self.processes.rank else ()
+        seed_global_generators(self.settings.seed, self.plan.round_index, client, *own)
+        download = module.download(client)
+        self._count("down", download)
+        module.load_client(self.planner.client(client), download)
+        self.optimizer.state.clear()
+        if self._keeps_optimizer:
+            _restore_optimizer(self.optimizer, module.client_state.optimizer)
+
+    def _end_client(self) -> None:
+        module, client = self.module, self.module._training_client
+        upload = module.finish_client()
+        with self.record.timing("aggregation"):
+            self.record.add_client(client)
+            self._count("up", upload)
+            if not (is_finite(upload) and is_finite({"kept": module.client_state.weights})):
+                self._handle_bad_update(client)
+                return
+            if self._keeps_optimizer:
+                module.client_state.optimizer = _optimizer_state(self.optimizer)
+            self._reducer.add(client.id, client.weight, upload)
+            self._save_client(client.id)
+
+    def _save_client(self, client: int) -> None:
+        self.module.save_client()
+        self._changed.append(client)
+
+    def _handle_bad_update(self, client: Client) -> None:
+        cause = FloatingPointError("its update holds NaN or infinity; lower the learning rate or clip gradients")
+        if self.settings.on_bad_update == "raise":
+            raise ClientError(client.id, "local training", self.plan.round_index, cause) from cause
+        self.record.bad_updates += 1
+
+    # --- server -------------------------------------------------------------------------------------------------
+
+    def _end(self, is_last: bool) -> None:
+        module = self.module
+        self._merge(self._reducer, self.record)
+        self._seed_server()
+        if self._reducer.num_clients:  # a round without one good update leaves everything as it was
+            module.num_updates = self._reducer.num_clients
+            module.aggregate(self._reducer.result())
+        module.load_global_weights()
+        if not is_last and type(module).after_aggregation is not FederatedMixin.after_aggregation:
+            self._second_exchange()
+        module.on_round_end()
+        module.client = None
+        self.planner.refresh()
+
+    def _second_exchange(self) -> None:
+        module = self.module
+        reducer, record = Reducer(module.reductions), RoundRecord(self.settings.serialisation_overhead)
+        for visit in self._part(self.planner.plan(self.plan.round_index + 1)).visits:
+            # the global weights that this client receives here replace its next download
+            client = self.planner.client(visit.client)
+            module.load_client(client, {})
+            with module.client_stage("after_aggregation"):
+                upload = module.after_aggregation()
+            self._count("up", upload, record)
+            reducer.add(client.id, client.weight, upload)
+            self._save_client(client.id)
+        self._merge(reducer, record)
+        for direction, number in record.bytes.items():
+            self.record.bytes[direction] += number
+        self._seed_server()
+        module.collect(reducer.result())
+        module.load_global_weights()
+
+    def _merge(self, reducer: Reducer, record: RoundRecord) -> None:
+        """Bring together what the processes have done since they last met."""
+        states = self.module.client_states
+        told = {"record": record.told(), "states": states.told(self._changed)}
+        for rank, theirs in enumerate(self.processes.merge(reducer, told)):
+            if rank != self.processes.rank and self.processes.split_clients:
+                record.add(theirs["record"])
+                states.hear(theirs["states"])
+        record.sort(self.plan.cohort)
+        self._changed.clear()
+
+    def _count(self, direction: str, payload: Payload, record: RoundRecord | None = None) -> None:
+        if not self.module.pools_data:  # pooled data and model are in one place: nothing crosses a network
+            (record or self.record).count(direction, payload)
+
+    @property
+    def _keeps_optimizer(self) -> bool:
+        chosen = self.settings.persist_client_optimizer
+        return self.module.keeps_optimizer if chosen is None else chosen
+
+
+def _parameters(optimizer: Optimizer) -> list[Tensor]:
+    return [p for group in optimizer.param_groups for p in group["params"]]
+
+
+def _optimizer_state(optimizer: Optimizer) -> dict[int, Any]:
+    return {i: optimizer.state[p] for i, p in enumerate(_parameters(optimizer)) if p in optimizer.state}
+
+
+def _restore_optimizer(optimizer: Optimizer, kept: dict[int, Any]) -> None:
+    for i, parameter in enumerate(_parameters(optimizer)):
+        if i in kept:
+            optimizer.state[parameter] = apply_to_collection(kept[i], Tensor, Tensor.clone)
