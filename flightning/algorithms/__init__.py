@@ -9,6 +9,7 @@ from flightning.algorithms.fedavgm import FedAvgM, FedAvgMMixin
 from flightning.algorithms.fedbn import FedBN, FedBNMixin
 from flightning.algorithms.fedcd import FedCD, FedCDMixin
 from flightning.algorithms.fedir import FedIR, FedIRMixin
+from flightning.algorithms.fedproto import FedProto, FedProtoMixin
 from flightning.algorithms.fedprox import FedProx, FedProxMixin
 from flightning.algorithms.fedrl import FedRL, FedRLMixin
 from flightning.algorithms.ida import IDA, IDAMixin
@@ -36,6 +37,8 @@ __all__ = [
     "FedCDMixin",
     "FedIR",
     "FedIRMixin",
+    "FedProto",
+    "FedProtoMixin",
     "FedProx",
     "FedProxMixin",
     "FedRL",
