@@ -7,7 +7,6 @@ import re
 import sys
 import warnings
 from collections.abc import Sequence
-from importlib import import_module
 from importlib.resources import files
 from pathlib import Path
 from typing import Any, NoReturn
@@ -21,16 +20,19 @@ from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveCon
 import flightning.algorithms
 import flightning.datamodules
 import flightning.nets
+from flightning.budget import scale_rounds
 from flightning.callbacks import Federation, LastCheckpoint, RoundLogging, RoundProgress, RunReport
 from flightning.datamodules import FederatedDataModule
 from flightning.errors import CheckpointError, ClientError, ConfigurationError, FlightningError, nearest
 from flightning.loggers import RoundCSVLogger, ensure_writable, latest_version, next_version
+from flightning.verbs import VERBS, run_verb
 from flightning.version import __version__
 
 __all__ = ["FederatedCLI", "main"]
 
-#: Verbs beside LightningCLI's own, and the module whose ``run(argv)`` does them.
-VERBS = {"report": "flightning.report"}
+#: Options that belong to one run and not to its configuration: another run with the same `config.yaml` lacks them.
+_OF_ONE_RUN = ("run_folder", "budget", "ckpt_path")
+_CONFIGS = files("flightning") / "configs"
 
 
 class FriendlyParser(LightningArgumentParser):
@@ -71,10 +73,13 @@ class RunConfig(SaveConfigCallback):
         if stage != "fit" or folder is None or not trainer.is_global_zero:
             return
         ensure_writable(folder)
-        text = self.parser.dump(self.config, skip_none=False)
+        config = self.config.clone()
+        for name in _OF_ONE_RUN:
+            config.pop(name, None)
+        text = self.parser.dump(config, skip_none=False)
         (folder / "config.yaml").write_text(text)
         for logger in trainer.loggers:
-            logger.log_hyperparams(self.config.as_dict())
+            logger.log_hyperparams(config.as_dict())
 
 
 class FederatedCLI(LightningCLI):
@@ -93,6 +98,28 @@ class FederatedCLI(LightningCLI):
         parser.add_lightning_class_args(Federation, "federation")
         for name in ("num_classes", "input_shape", "class_names"):
             parser.link_arguments(f"data.{name}", f"model.init_args.{name}", apply_on="instantiate")
+
+    def _prepare_subcommand_parser(self, klass: type, subcommand: str, **kwargs: Any) -> LightningArgumentParser:
+        parser = super()._prepare_subcommand_parser(klass, subcommand, **kwargs)
+        if subcommand == "fit":
+            parser.add_argument(
+                "--run_folder",
+                type=str | None,
+                help="Folder of this run, in place of the next `runs/<data>-<model>/version_<n>`; with `--ckpt_path "
+                "last`, the run that goes on.",
+            )
+            parser.add_argument(
+                "--budget",
+                type=float,
+                default=1.0,
+                help="Fraction of the rounds to run; schedules are scaled with them, and reports say so on top.",
+            )
+        return parser
+
+    def before_instantiate_classes(self) -> None:
+        """Scale the rounds down to the budget."""
+        if self.subcommand == "fit":
+            self.notice = scale_rounds(self.config.fit, self.config.fit.budget)
 
     def instantiate_classes(self) -> None:
         """Build everything; jsonargparse wraps what a constructor refuses into its own words."""
@@ -124,7 +151,7 @@ class FederatedCLI(LightningCLI):
         loggers = list(given) if isinstance(given, list) else [given] if given not in (None, True) else []
         callbacks: list[Callback] = list(config.get("callbacks") or [])
         callbacks += [RoundProgress()] if config.get("enable_progress_bar") is not False else []
-        callbacks += [RoundLogging(), RunReport(folder)]
+        callbacks += [RoundLogging(), RunReport(folder, notice=self.notice)]
         if config.get("enable_checkpointing") is not False:
             for callback in callbacks:
                 if isinstance(callback, ModelCheckpoint) and callback.dirpath is None:
@@ -133,9 +160,12 @@ class FederatedCLI(LightningCLI):
         return {"logger": [RoundCSVLogger(folder), *loggers], "callbacks": callbacks}
 
     def _run_folder(self, config: Any) -> Path:
+        resumes = self._get(self.config_init, "ckpt_path") == "last"
+        if self._get(self.config_init, "run_folder") is not None:
+            return _given_folder(Path(self._get(self.config_init, "run_folder")), resumes)
         names = [type(self._get(self.config_init, part)).__name__ for part in ("data", "model")]
         runs = Path(config.get("default_root_dir") or "runs") / "-".join(names).lower()
-        if self._get(self.config_init, "ckpt_path") != "last":
+        if not resumes:
             return next_version(runs)
         latest = latest_version(runs)
         if latest is None or not (latest / "checkpoints" / "last.ckpt").exists():
@@ -152,6 +182,20 @@ class FederatedCLI(LightningCLI):
             super()._add_configure_optimizers_method_to_model(subcommand)
 
 
+def _given_folder(folder: Path, resumes: bool) -> Path:
+    if resumes and not (folder / "checkpoints" / "last.ckpt").exists():
+        raise CheckpointError(
+            f"`--ckpt_path last` finds no `checkpoints/last.ckpt` in `run_folder={str(folder)!r}`: start the run "
+            "without it, or give the folder of an interrupted run."
+        )
+    if not resumes and (folder / "metrics.csv").exists():
+        raise ConfigurationError(
+            f"`run_folder={str(folder)!r}` holds a run already: choose another folder, or let that run go on with "
+            "`--ckpt_path last`."
+        )
+    return folder
+
+
 def main(args: Sequence[str] | None = None) -> int:
     """Run the command line.
 
@@ -162,9 +206,10 @@ def main(args: Sequence[str] | None = None) -> int:
         Exit code: 0, or 2 where the configuration cannot work.
     """
     argv = list(sys.argv[1:] if args is None else args)
+    code = run_verb(argv)
+    if code is not None:
+        return code
     try:
-        if argv and argv[0] in VERBS:
-            return int(import_module(VERBS[argv[0]]).run(argv[1:]))
         _quieten()
         argv = [_packaged_config(argv, i) for i in range(len(argv))]
         if args is None:
@@ -177,7 +222,7 @@ def main(args: Sequence[str] | None = None) -> int:
             save_config_callback=RunConfig,
             seed_everything_default=0,
             trainer_defaults={"enable_model_summary": False},
-            parser_kwargs={"prog": "flightning"},
+            parser_kwargs={"prog": "flightning", "description": f"Other verbs: {', '.join(VERBS)}."},
             args=None if args is None else argv,
         )
     except ClientError:
@@ -194,10 +239,10 @@ def _packaged_config(argv: list[str], position: int) -> str:
     prefix, value = ("--config=", argument[9:]) if argument.startswith("--config=") else ("", argument)
     if not prefix and (position == 0 or argv[position - 1] not in ("--config", "-c")):
         return argument
-    packaged = files("flightning") / "configs" / f"{value.removesuffix('.yaml')}.yaml"
+    packaged = _CONFIGS / f"{value.removesuffix('.yaml')}.yaml"
     if Path(value).exists() or not packaged.is_file():
         if not Path(value).exists() and value.isidentifier():
-            names = [p.name.removesuffix(".yaml") for p in (files("flightning") / "configs").iterdir()]
+            names = [p.name.removesuffix(".yaml") for p in _CONFIGS.iterdir() if p.is_file()]
             raise ConfigurationError(f"there is no configuration file `{value}`. {nearest(value, names)}")
         return argument
     return f"{prefix}{packaged}"

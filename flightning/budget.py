@@ -1,0 +1,75 @@
+"""Run a fraction of the rounds of a configuration, and say so."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from flightning.errors import ConfigurationError
+
+__all__ = ["scale_rounds"]
+
+#: Arguments of PyTorch's schedulers that count rounds.
+_IN_ROUNDS = ("milestones", "step_size", "T_max", "T_0", "total_iters")
+
+
+def scale_rounds(config: Any, budget: float) -> str:
+    """Scale ``trainer.max_epochs`` down, and with it what the learning-rate schedule counts in rounds.
+
+    Args:
+        config: Configuration of a fit (a mapping or a namespace of jsonargparse), changed in place.
+        budget: Fraction of the rounds, in (0, 1]; ``1`` changes nothing.
+
+    Returns:
+        What must stand on top of every report of the run; empty where nothing was changed.
+
+    Raises:
+        ConfigurationError: Where the budget is no such fraction.
+
+    Example:
+        >>> config = {"trainer": {"max_epochs": 120},
+        ...           "lr_scheduler": {"class_path": "MultiStepLR", "init_args": {"milestones": [40, 80]}}}
+        >>> scale_rounds(config, 0.05)
+        'Budget 0.05: 6 rounds in place of 120, learning-rate schedule scaled with them (milestones [2, 4] in place \
+of [40, 80]). These are not the numbers of the full protocol.'
+        >>> config["trainer"]["max_epochs"]
+        6
+    """
+    if not 0 < budget <= 1:
+        raise ConfigurationError(f"`budget={budget:g}` must lie in (0, 1]: 0.05 runs a twentieth of the rounds.")
+    trainer = config["trainer"]
+    rounds = trainer.get("max_epochs")
+    if budget == 1 or rounds is None or rounds < 1:
+        return ""
+    fewer = max(1, round(budget * rounds))
+    trainer["max_epochs"] = fewer
+    changed = _scale_schedule(config.get("lr_scheduler"), fewer / rounds)
+    details = f", learning-rate schedule scaled with them ({', '.join(changed)})" if changed else ""
+    every = trainer.get("check_val_every_n_epoch")
+    if every and every > fewer:
+        trainer["check_val_every_n_epoch"] = fewer
+        details += f", one evaluation in place of one every {every} rounds"
+    return (
+        f"Budget {budget:g}: {fewer} rounds in place of {rounds}{details}. These are not the numbers of the full "
+        "protocol."
+    )
+
+
+def _scale_schedule(scheduler: Any, factor: float) -> list[str]:
+    arguments = (scheduler or {}).get("init_args") or {}
+    changed = []
+    for name in _IN_ROUNDS:
+        before = arguments.get(name)
+        if before is None:
+            continue
+        after = [_scaled(b, factor) for b in before] if isinstance(before, list) else _scaled(before, factor)
+        arguments[name] = after
+        changed.append(f"{name} {after} in place of {before}")
+    if "gamma" in arguments and not changed:  # ExponentialLR: the same decay over the whole run
+        before = arguments["gamma"]
+        arguments["gamma"] = before ** (1 / factor)
+        changed.append(f"gamma {arguments['gamma']:.4g} in place of {before:g}")
+    return changed
+
+
+def _scaled(rounds: int, factor: float) -> int:
+    return max(1, round(rounds * factor))

@@ -1,0 +1,27 @@
+"""The verbs of the command line that need no PyTorch, so that they start at once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from importlib import import_module
+
+__all__ = ["VERBS", "run_verb"]
+
+#: Verb, and the module whose ``run(argv)`` does it.
+VERBS = {
+    "report": "flightning.report",
+}
+
+
+def run_verb(argv: Sequence[str]) -> int | None:
+    """Do what the first argument says.
+
+    Args:
+        argv: Arguments without the program's name.
+
+    Returns:
+        Exit code, or ``None`` where the first argument is none of these verbs.
+    """
+    if not argv or argv[0] not in VERBS:
+        return None
+    return int(import_module(VERBS[argv[0]]).run(list(argv[1:])))
