@@ -13,6 +13,11 @@ from flightning.errors import ConfigurationError, DataNotFoundError
 RNG = np.random.default_rng(0)
 
 
+def pictures_of(source):
+    """All samples as a model gets them."""
+    return next(iter(source.batches([np.arange(len(source))])))[0]
+
+
 def write_idx(folder, prefix, labels):
     pictures = RNG.integers(0, 256, (len(labels), 28, 28), dtype=np.uint8)
     folder.mkdir(parents=True, exist_ok=True)
@@ -35,7 +40,7 @@ def test_idx_files_become_normalised_tensors(cls, tmp_path):
     data = cls(root=str(tmp_path), download=False, num_clients=2)
     data.setup("fit")
     expected = (torch.tensor(pictures[:, None]) / 255 - cls.mean[0]) / cls.std[0]
-    torch.testing.assert_close(data.train_source.inputs, expected)
+    torch.testing.assert_close(pictures_of(data.train_source), expected)
     assert data.train_source.labels.tolist() == labels.tolist()
     assert len(data.test_source) == 20
 
@@ -44,7 +49,7 @@ def test_without_normalisation_pixels_lie_between_0_and_1(tmp_path):
     pictures, _ = write_mnist(tmp_path)
     data = MNIST(root=str(tmp_path), download=False, normalize=False, num_clients=2)
     data.setup("fit")
-    torch.testing.assert_close(data.train_source.inputs, torch.tensor(pictures[:, None]) / 255)
+    torch.testing.assert_close(pictures_of(data.train_source), torch.tensor(pictures[:, None]) / 255)
 
 
 def test_emnist_letters_count_from_zero(tmp_path):
@@ -80,10 +85,10 @@ def test_cifar_channels_come_first(tmp_path, monkeypatch):
     raw = write_cifar10(tmp_path, monkeypatch)
     data = CIFAR10(root=str(tmp_path), download=False, num_clients=2)
     data.setup("fit")
-    assert data.train_source.inputs.shape == (100, 3, 32, 32)
+    assert pictures_of(data.train_source).shape == (100, 3, 32, 32)
     first = torch.tensor(raw[0].reshape(3, 32, 32)) / 255
     expected = (first - torch.tensor(CIFAR10.mean)[:, None, None]) / torch.tensor(CIFAR10.std)[:, None, None]
-    torch.testing.assert_close(data.train_source.inputs[0], expected)
+    torch.testing.assert_close(pictures_of(data.train_source)[0], expected)
 
 
 def test_cifar_is_augmented_unless_told_otherwise():
