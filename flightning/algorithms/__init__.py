@@ -3,15 +3,20 @@
 from flightning.algorithms.base import FederatedMixin
 from flightning.algorithms.cdfdm import CDFDM, CDFDMMixin
 from flightning.algorithms.centralized import Centralized, CentralizedMixin
+from flightning.algorithms.fedadagrad import FedAdagrad, FedAdagradMixin
+from flightning.algorithms.fedadam import FedAdam, FedAdamMixin
 from flightning.algorithms.fedatt import FedAtt, FedAttMixin
 from flightning.algorithms.fedavg import FedAvg, FedAvgMixin
 from flightning.algorithms.fedavgm import FedAvgM, FedAvgMMixin
 from flightning.algorithms.fedbn import FedBN, FedBNMixin
 from flightning.algorithms.fedcd import FedCD, FedCDMixin
+from flightning.algorithms.fedcurv import FedCurv, FedCurvMixin
 from flightning.algorithms.fedir import FedIR, FedIRMixin
+from flightning.algorithms.fedopt import FedOpt, FedOptMixin
 from flightning.algorithms.fedproto import FedProto, FedProtoMixin
 from flightning.algorithms.fedprox import FedProx, FedProxMixin
 from flightning.algorithms.fedrl import FedRL, FedRLMixin
+from flightning.algorithms.fedyogi import FedYogi, FedYogiMixin
 from flightning.algorithms.ida import IDA, IDAMixin
 from flightning.algorithms.scaffold import SCAFFOLD, SCAFFOLDMixin
 from flightning.algorithms.silobn import SiloBN, SiloBNMixin
@@ -25,6 +30,10 @@ __all__ = [
     "CDFDMMixin",
     "Centralized",
     "CentralizedMixin",
+    "FedAdagrad",
+    "FedAdagradMixin",
+    "FedAdam",
+    "FedAdamMixin",
     "FedAtt",
     "FedAttMixin",
     "FedAvg",
@@ -35,14 +44,20 @@ __all__ = [
     "FedBNMixin",
     "FedCD",
     "FedCDMixin",
+    "FedCurv",
+    "FedCurvMixin",
     "FedIR",
     "FedIRMixin",
+    "FedOpt",
+    "FedOptMixin",
     "FedProto",
     "FedProtoMixin",
     "FedProx",
     "FedProxMixin",
     "FedRL",
     "FedRLMixin",
+    "FedYogi",
+    "FedYogiMixin",
     "FederatedMixin",
     "IDAMixin",
     "SCAFFOLDMixin",
