@@ -3,39 +3,50 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
-from typing import Any, Literal
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import torch
-from lightning.pytorch import LightningDataModule
 from numpy.typing import NDArray
-from torch import Tensor
 
-from flightning.datamodules.partitioners import Dirichlet, Partitioner
-from flightning.datamodules.sources import Source, TensorSource, as_source
-from flightning.datamodules.stream import BatchList, RoundPlan, RoundStream, Visit, num_batches, order_batches
+from flightning.datamodules.loaders import ORDER, ClientLoaders
+from flightning.datamodules.local_tests import LocalTests, held_out_tests, same_recipe_tests, skew_samples
+from flightning.datamodules.partitioners import Dirichlet, Partitioner, save_partition
+from flightning.datamodules.skews import FeatureSkew
+from flightning.datamodules.sources import as_source
 from flightning.datamodules.transforms import BatchTransform
-from flightning.errors import ConfigurationError
-from flightning.functional.heterogeneity import label_counts
-from flightning.functional.partition import partition_hash
-from flightning.functional.seeding import derive_seed, numpy_generator, resolve_seed, torch_generator
+from flightning.errors import ConfigurationError, check_choice
+from flightning.functional.heterogeneity import Heterogeneity, label_counts, summarize
+from flightning.functional.partition import hold_out, partition_hash
+from flightning.functional.seeding import derive_seed, numpy_generator, resolve_seed
+
+if TYPE_CHECKING:
+    from flightning.datamodules.in_memory import InMemoryData
 
 __all__ = ["FederatedDataModule"]
 
-#: Keys that keep the random streams of one seed apart.
-_PARTITION, _ORDER, _AUGMENT, _SPLIT = 1, 2, 3, 4
+#: Keys that keep the random streams of one seed apart; 2 and 3 are those of the loaders.
+_PARTITION, _SPLIT, _SKEW, _TEST = 1, 4, 5, 6
+
+_DEFAULT_NUM_CLIENTS = 10
 
 
-class FederatedDataModule(LightningDataModule):
+class FederatedDataModule(ClientLoaders):
     """Samples, dealt to clients; emits the batches of one round, client after client.
 
     A subclass defines `num_classes`, `input_shape`, optionally `class_names`, and `load`.
 
     Args:
-        num_clients: Number of clients.
+        num_clients: Number of clients; ``None`` takes as many as the partition finds by itself (natural ids, a saved
+            file), or 10.
         partition: Rule that deals the training samples to the clients; ``None`` is ``Dirichlet(alpha=0.5)``.
+        skew: Rule that changes what each client sees, in training and in its local test set; ``None`` for no change.
+            The global test set stays as it is.
+        client_test: Local test sets: ``same_recipe`` deals the test set as the training set was dealt; a number in
+            (0, 1) holds this share of each client's own samples out.
         batch_size: Samples of a local step.
         eval_batch_size: Samples of a validation or test step.
         shuffle: Whether each local pass is in new random order; ``False`` keeps the stored order.
@@ -56,8 +67,10 @@ class FederatedDataModule(LightningDataModule):
 
     def __init__(
         self,
-        num_clients: int = 10,
+        num_clients: int | None = None,
         partition: Partitioner | None = None,
+        skew: FeatureSkew | None = None,
+        client_test: Literal["same_recipe"] | float = "same_recipe",
         batch_size: int = 32,
         eval_batch_size: int = 512,
         shuffle: bool = True,
@@ -75,23 +88,28 @@ class FederatedDataModule(LightningDataModule):
             ("batch_size", batch_size),
             ("eval_batch_size", eval_batch_size),
         ):
-            if size < 1:
+            if size is not None and size < 1:
                 raise ConfigurationError(f"`{name}={size}` must be at least 1.")
         for name, share in (("val_fraction", val_fraction), ("shared_fraction", shared_fraction)):
             if not 0 <= share < 1:
                 raise ConfigurationError(f"`{name}={share}` must lie in [0, 1): 0.1 keeps a tenth of the samples.")
-        self.num_clients = num_clients
+        check_choice("stored_order", stored_order, ("shuffled_once", "class_sorted"))
+        if client_test != "same_recipe" and not 0 < client_test < 1:
+            raise ConfigurationError(
+                f"`client_test={client_test!r}` must be `same_recipe` or lie in (0, 1): 0.2 holds a fifth of each "
+                "client's samples out."
+            )
+        self._given_clients = num_clients
+        #: Number of clients; final after `setup`.
+        self.num_clients = _DEFAULT_NUM_CLIENTS if num_clients is None else num_clients
         self.partition = Dirichlet() if partition is None else partition
+        self.skew, self.client_test = skew, client_test
         self.batch_size, self.eval_batch_size = batch_size, eval_batch_size
         self.shuffle, self.stored_order, self.drop_last = shuffle, stored_order, drop_last
         self.val_fraction, self.shared_fraction = val_fraction, shared_fraction
         self.augment = augment or []
         self.num_workers = num_workers
         self.seed = resolve_seed(seed)
-        #: Makes the plan of a round; set by the round engine.
-        self.plan_round: Callable[[int], RoundPlan] | None = None
-        #: Whether an item of the stream is a client in place of a batch; set by the round engine.
-        self.stream_clients = False
         self._is_set_up = False
 
     # --- what a subclass defines --------------------------------------------------------------------------------
@@ -108,7 +126,7 @@ class FederatedDataModule(LightningDataModule):
             train: ``(inputs, targets)`` tensors or a data set.
             test: The same for testing; ``None`` for no test set.
             labels: Labels of a training set that does not tell them itself.
-            **kwargs: Arguments of `FederatedDataModule`, and `num_classes`, `class_names`, `collate_fn`.
+            **kwargs: Arguments of `FederatedDataModule`, and `ids`, `num_classes`, `class_names`, `collate_fn`.
 
         Example:
             >>> from flightning.datamodules.partitioners import IID
@@ -118,6 +136,8 @@ class FederatedDataModule(LightningDataModule):
             >>> data.num_classes, data.sizes.tolist()
             (2, [5, 5, 5, 5])
         """
+        from flightning.datamodules.in_memory import InMemoryData
+
         return InMemoryData(train, test, labels=labels, **kwargs)
 
     @staticmethod
@@ -131,6 +151,8 @@ class FederatedDataModule(LightningDataModule):
             >>> data.sizes.tolist()
             [3, 3]
         """
+        from flightning.datamodules.in_memory import InMemoryData
+
         inputs, targets = (torch.cat([pair[i] for pair in clients]) for i in (0, 1))
         bounds = np.cumsum([0, *(len(pair[1]) for pair in clients)])
         parts = [np.arange(a, b) for a, b in pairwise(bounds)]
@@ -143,20 +165,32 @@ class FederatedDataModule(LightningDataModule):
         if self._is_set_up:
             return
         train, test = self.load()
-        self.train_source = as_source(train, num_workers=self.num_workers)
+        self._loaded = as_source(train, num_workers=self.num_workers)
         self.test_source = None if test is None else as_source(test, num_workers=self.num_workers)
         self._deal()
         self._is_set_up = True
 
     def _deal(self) -> None:
-        labels = self.train_source.labels
-        pool, self.validation = self._hold_out(np.arange(len(labels)), self.val_fraction, by_class=False)
+        source = self._loaded
+        pool, self.validation = self._hold_out(np.arange(len(source)), self.val_fraction, by_class=False)
         pool, self.shared = self._hold_out(pool, self.shared_fraction, by_class=True)
-        parts = self._make_parts(labels[pool])
-        self.parts = [self._stored(pool[part], client) for client, part in enumerate(parts)]
+        ids = None if source.ids is None else source.ids[pool]
+        #: The partition as its rule made it: positions in the samples that were dealt, and these samples.
+        self._dealt, self._pool = self._make_parts(source.labels[pool], ids), pool
+        self.num_clients = len(self._dealt)
+        parts = [self._stored(pool[part], client) for client, part in enumerate(self._dealt)]
+        self._held_out: list[NDArray[np.int64]] | None = None
+        if self.client_test != "same_recipe":
+            parts, self._held_out = hold_out(parts, float(self.client_test), numpy_generator(self.seed, _TEST))
+        self.partition_hash = partition_hash(parts)
+        self._unskewed_parts = parts
+        self._local_tests: LocalTests | None = None
+        if self.skew is None:
+            self.train_source, self.parts = source, list(parts)
+        else:
+            self.train_source, self.parts = skew_samples(source, parts, self.skew, self._skew_seed)
         #: What each client owns, without the samples that it was given.
         self.own_parts = list(self.parts)
-        self.partition_hash = partition_hash(self.parts)
         self.sizes = np.array([len(part) for part in self.parts], dtype=np.int64)
         empty = np.flatnonzero(self.sizes == 0)
         if len(empty):
@@ -166,8 +200,15 @@ class FederatedDataModule(LightningDataModule):
                 stacklevel=2,
             )
 
-    def _make_parts(self, labels: NDArray[np.int64]) -> list[NDArray[np.int64]]:
-        return self.partition(labels, self.num_clients, derive_seed(self.seed, _PARTITION))
+    def _make_parts(self, labels: NDArray[np.int64], ids: NDArray[Any] | None) -> list[NDArray[np.int64]]:
+        number = self._given_clients
+        if number is None:
+            number = self.partition.count_clients(ids) or _DEFAULT_NUM_CLIENTS
+        return self.partition(labels, number, derive_seed(self.seed, _PARTITION), ids=ids)
+
+    @property
+    def _skew_seed(self) -> int:
+        return derive_seed(self.seed, _SKEW)
 
     def _hold_out(
         self, pool: NDArray[np.int64], fraction: float, by_class: bool
@@ -176,7 +217,7 @@ class FederatedDataModule(LightningDataModule):
             return pool, pool[:0]
         order = numpy_generator(self.seed, _SPLIT, int(by_class)).permutation(pool)
         if by_class:
-            labels = self.train_source.labels[order]
+            labels = self._loaded.labels[order]
             each = max(1, round(fraction * len(pool) / self.num_classes))
             taken = np.concatenate([order[labels == c][:each] for c in range(self.num_classes)])
         else:
@@ -184,14 +225,42 @@ class FederatedDataModule(LightningDataModule):
         return np.setdiff1d(pool, taken), np.sort(taken)
 
     def _stored(self, part: NDArray[np.int64], client: int) -> NDArray[np.int64]:
-        part = numpy_generator(self.seed, _ORDER, client).permutation(part)
+        part = numpy_generator(self.seed, ORDER, client).permutation(part)
         if self.stored_order == "class_sorted":
-            part = part[np.argsort(self.train_source.labels[part], kind="stable")]
+            part = part[np.argsort(self._loaded.labels[part], kind="stable")]
         return part
 
     def label_counts(self) -> NDArray[np.int64]:
         """Samples of each client (row) and class (column)."""
         return label_counts(self.train_source.labels, self.parts, self.num_classes)
+
+    def heterogeneity(self) -> Heterogeneity:
+        """How different the clients are."""
+        return summarize(self.train_source.labels, self.parts, self.num_classes)
+
+    def save_partition(self, path: str | Path) -> Path:
+        """Save the partition for `FromFile`, with the hash of the labels it was made for."""
+        return save_partition(path, self._dealt, self._loaded.labels[self._pool])
+
+    @property
+    def local_tests(self) -> LocalTests:
+        """The local test set of each client, as `client_test` says; made when first asked for."""
+        if self._local_tests is None:
+            self._local_tests = self._make_local_tests()
+        return self._local_tests
+
+    def _make_local_tests(self) -> LocalTests:
+        seed = derive_seed(self.seed, _TEST)
+        if self._held_out is not None:
+            return held_out_tests(self._loaded, self._unskewed_parts, self._held_out, self.skew, self._skew_seed)
+        if self.test_source is None:
+            raise ConfigurationError(
+                f"`{type(self).__name__}` has no test set to deal to the clients: hold a share of each client's "
+                "samples out, `client_test: 0.2`."
+            )
+        return same_recipe_tests(
+            self.partition, self._loaded, self._unskewed_parts, self.test_source, seed, self.skew, self._skew_seed
+        )
 
     def pool(self) -> None:
         """Give all training samples to one client (centralised training)."""
@@ -209,105 +278,3 @@ class FederatedDataModule(LightningDataModule):
         """Let a client train on these samples, such as shared ones, beside its own; replaces what was given before."""
         self.parts[client] = np.concatenate([self.own_parts[client], indices])
         self.sizes[client] = len(self.parts[client])
-
-    # --- batches ------------------------------------------------------------------------------------------------
-
-    def num_steps(self, client: int, epochs: int, drop_last: bool) -> int:
-        """Local steps of a client in a number of passes over its samples."""
-        return epochs * num_batches(int(self.sizes[client]), self.batch_size, drop_last)
-
-    def train_dataloader(self) -> RoundStream:
-        """The batches of the current round."""
-        if self.plan_round is None or self.trainer is None:
-            raise ConfigurationError(
-                f"`{type(self).__name__}` streams the batches of a round, but no round engine asks for them: add "
-                "`Federation()` from `flightning.callbacks` to `Trainer(callbacks=[...])`."
-            )
-        return RoundStream(self.plan_round(self.trainer.current_epoch), self.visit_batches, self.stream_clients)
-
-    def visit_batches(self, plan: RoundPlan, visit: Visit) -> Iterator[Any]:
-        """The batches of one client in one round, shuffled and augmented by its own generators."""
-        keys = (self.seed, plan.round_index, visit.client)
-        rng = numpy_generator(*keys, _ORDER) if self.shuffle else None
-        batches = order_batches(self.parts[visit.client], visit.steps, self.batch_size, visit.drop_last, rng)
-        stream = self.train_source.batches(batches)
-        return self._augmented(stream, torch_generator(*keys, _AUGMENT)) if self.augment else stream
-
-    def _augmented(self, batches: Iterator[Any], generator: torch.Generator) -> Iterator[Any]:
-        for inputs, *rest in batches:
-            for transform in self.augment:
-                inputs = transform(inputs, generator)
-            yield (inputs, *rest)
-
-    def client_batches(self, client: int) -> Iterator[Any]:
-        """All training samples of a client in stored order, in batches for evaluation."""
-        return self._in_order(self.train_source, self.parts[client])()
-
-    def val_dataloader(self) -> BatchList | list[Any]:
-        """The held-out training samples, or the test set where none are held out."""
-        if len(self.validation):
-            return self._loader(self.train_source, self.validation)
-        return self.test_dataloader()
-
-    def test_dataloader(self) -> BatchList | list[Any]:
-        """The global test set."""
-        if self.test_source is None:
-            return []
-        return self._loader(self.test_source, np.arange(len(self.test_source)))
-
-    def predict_dataloader(self) -> BatchList | list[Any]:
-        """The global test set."""
-        return self.test_dataloader()
-
-    def _loader(self, source: Source, indices: NDArray[np.int64]) -> BatchList:
-        return BatchList(num_batches(len(indices), self.eval_batch_size, False), self._in_order(source, indices))
-
-    def _in_order(self, source: Source, indices: NDArray[np.int64]) -> Callable[[], Iterator[Any]]:
-        size = self.eval_batch_size
-        batches = [indices[i : i + size] for i in range(0, len(indices), size)]
-        return lambda: source.batches(batches)
-
-
-class InMemoryData(FederatedDataModule):
-    """Samples that the caller already has; see `FederatedDataModule.from_dataset` and `from_clients`."""
-
-    def __init__(
-        self,
-        train: Any,
-        test: Any = None,
-        labels: Sequence[int] | None = None,
-        parts: list[NDArray[np.int64]] | None = None,
-        num_classes: int | None = None,
-        class_names: Sequence[str] | None = None,
-        collate_fn: Any = None,
-        **kwargs: Any,
-    ) -> None:
-        super().__init__(**kwargs)
-        self._train = as_source(train, labels, self.num_workers, collate_fn)
-        self._test = None if test is None else as_source(test, None, self.num_workers, collate_fn)
-        self._parts = parts
-        self.num_classes = int(self._train.labels.max()) + 1 if num_classes is None else num_classes
-        self.class_names = class_names
-        self.input_shape = _sample_shape(self._train)
-
-    def load(self) -> tuple[Source, Source | None]:
-        """The samples that were handed in."""
-        return self._train, self._test
-
-    def _make_parts(self, labels: NDArray[np.int64]) -> list[NDArray[np.int64]]:
-        if self._parts is None:
-            return super()._make_parts(labels)
-        held_out = np.concatenate([self.validation, self.shared])
-        dealt = np.setdiff1d(np.arange(len(self._train)), held_out)
-        return [np.searchsorted(dealt, part[~np.isin(part, held_out)]) for part in self._parts]
-
-    def _stored(self, part: NDArray[np.int64], client: int) -> NDArray[np.int64]:
-        return super()._stored(part, client) if self._parts is None else part
-
-
-def _sample_shape(source: Source) -> tuple[int, ...]:
-    if isinstance(source, TensorSource):
-        return tuple(source.inputs.shape[1:])
-    sample = next(source.batches([np.array([0])]))
-    first = sample[0] if isinstance(sample, list | tuple) else next(iter(sample.values()))
-    return tuple(first.shape[1:]) if isinstance(first, Tensor) else ()

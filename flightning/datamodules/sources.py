@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from flightning.errors import ConfigurationError
 
-__all__ = ["DatasetSource", "Source", "TensorSource", "as_source"]
+__all__ = ["DatasetSource", "PictureSource", "Source", "TensorSource", "as_source"]
 
 Indices = NDArray[np.int64]
 
@@ -23,9 +23,13 @@ GATHER = 2048
 
 
 class Source(ABC):
-    """Samples by index, and their labels."""
+    """Samples by index, their labels and, where the data has natural clients, the id of each sample."""
 
     labels: NDArray[np.int64]
+    #: Natural client (writer, user, role) of each sample.
+    ids: NDArray[Any] | None = None
+    #: Names of the natural clients where `ids` are their numbers.
+    id_names: Sequence[str] | None = None
 
     @abstractmethod
     def __len__(self) -> int: ...
@@ -34,13 +38,42 @@ class Source(ABC):
     def batches(self, batches: Sequence[Indices]) -> Iterator[Any]:
         """The batches that consist of these samples, in order."""
 
+    @property
+    def sample_shape(self) -> tuple[int, ...]:
+        """Shape of one input."""
+        sample = next(iter(self.batches([np.array([0])])))
+        first = sample[0] if isinstance(sample, list | tuple) else next(iter(sample.values()))
+        return tuple(first.shape[1:]) if isinstance(first, Tensor) else ()
 
-class TensorSource(Source):
+
+class GatheredSource(Source):
+    """Samples in memory: one gather for a run of batches, which are then slices of it."""
+
+    @abstractmethod
+    def gather(self, order: Indices) -> tuple[Tensor, Tensor]:
+        """Inputs and targets of these samples, as a model gets them."""
+
+    def batches(self, batches: Sequence[Indices]) -> Iterator[tuple[Tensor, Tensor]]:
+        """Slices of gathered runs of batches."""
+        start = 0
+        while start < len(batches):
+            stop, gathered = start, 0
+            while stop < len(batches) and (stop == start or gathered + len(batches[stop]) <= GATHER):
+                gathered += len(batches[stop])
+                stop += 1
+            inputs, targets = self.gather(np.concatenate(batches[start:stop]))
+            sizes = [len(b) for b in batches[start:stop]]
+            yield from zip(torch.split(inputs, sizes), torch.split(targets, sizes), strict=True)
+            start = stop
+
+
+class TensorSource(GatheredSource):
     """Samples that live in memory as tensors.
 
     Args:
         inputs: One sample per row.
         targets: One target per row.
+        ids: Natural client of each sample.
 
     Example:
         >>> source = TensorSource(torch.arange(6.0).view(3, 2), torch.tensor([0, 1, 0]))
@@ -49,30 +82,89 @@ class TensorSource(Source):
                 [0., 1.]]), tensor([0, 0]))
     """
 
-    def __init__(self, inputs: Tensor, targets: Tensor) -> None:
+    def __init__(self, inputs: Tensor, targets: Tensor, ids: NDArray[Any] | None = None) -> None:
         if len(inputs) != len(targets):
             raise ConfigurationError(
                 f"{len(inputs)} inputs and {len(targets)} targets: give one target per input, in the same order."
             )
-        self.inputs, self.targets = inputs, targets
+        if ids is not None and len(ids) != len(targets):
+            raise ConfigurationError(f"{len(targets)} samples and {len(ids)} ids: give one id per sample.")
+        self.inputs, self.targets, self.ids = inputs, targets, ids
         self.labels = targets.numpy() if not targets.is_floating_point() else np.zeros(len(targets), np.int64)
 
     def __len__(self) -> int:
         return len(self.targets)
 
-    def batches(self, batches: Sequence[Indices]) -> Iterator[tuple[Tensor, Tensor]]:
-        """Slices of gathered runs of batches: one gather for many steps."""
-        start = 0
-        while start < len(batches):
-            stop, gathered = start, 0
-            while stop < len(batches) and (stop == start or gathered + len(batches[stop]) <= GATHER):
-                gathered += len(batches[stop])
-                stop += 1
-            order = torch.from_numpy(np.concatenate(batches[start:stop]))
-            inputs, targets = self.inputs.index_select(0, order), self.targets.index_select(0, order)
-            sizes = [len(b) for b in batches[start:stop]]
-            yield from zip(torch.split(inputs, sizes), torch.split(targets, sizes), strict=True)
-            start = stop
+    def gather(self, order: Indices) -> tuple[Tensor, Tensor]:
+        """Rows of both tensors."""
+        inputs, targets = self._rows(order)
+        return self.prepared(inputs), targets
+
+    def plain(self, order: Indices) -> tuple[Tensor, Tensor]:
+        """Inputs and targets before normalisation: pictures as numbers from 0 to 1."""
+        return self._rows(order)
+
+    def replaced(self, inputs: Tensor, targets: Tensor) -> TensorSource:
+        """The same source with other inputs, as `plain` gives them, and targets."""
+        return TensorSource(inputs, targets)
+
+    def prepared(self, inputs: Tensor) -> Tensor:
+        """Stored inputs as a model gets them."""
+        return inputs
+
+    def _rows(self, order: Indices) -> tuple[Tensor, Tensor]:
+        index = torch.from_numpy(order)
+        return self.inputs.index_select(0, index), self.targets.index_select(0, index)
+
+
+class PictureSource(TensorSource):
+    """Pictures that live in memory as bytes and become normalised numbers batch by batch.
+
+    Args:
+        inputs: Samples x channels x height x width, bytes or numbers from 0 to 1.
+        targets: One label per picture.
+        mean: Mean of each channel on the scale from 0 to 1; ``None`` leaves this scale.
+        std: Standard deviation of each channel.
+        ids: Natural client of each picture.
+
+    Example:
+        >>> source = PictureSource(torch.full((1, 1, 1, 1), 255, dtype=torch.uint8), torch.tensor([3]), (0.5,), (0.25,))
+        >>> next(source.batches([np.array([0])]))
+        (tensor([[[[2.]]]]), tensor([3]))
+    """
+
+    def __init__(
+        self,
+        inputs: Tensor,
+        targets: Tensor,
+        mean: Sequence[float] | None = None,
+        std: Sequence[float] | None = None,
+        ids: NDArray[Any] | None = None,
+    ) -> None:
+        super().__init__(inputs, targets, ids)
+        self.mean, self.std = mean, std
+
+    def prepared(self, inputs: Tensor) -> Tensor:
+        """Normalised pictures."""
+        pictures = _unit_scale(inputs)
+        if self.mean is None or self.std is None:
+            return pictures
+        mean, std = (torch.tensor(values).view(-1, 1, 1) for values in (self.mean, self.std))
+        # in place only where the scaling has just made a copy
+        return pictures.sub_(mean).div_(std) if pictures is not inputs else (pictures - mean) / std
+
+    def plain(self, order: Indices) -> tuple[Tensor, Tensor]:
+        """Pictures from 0 to 1."""
+        inputs, targets = self._rows(order)
+        return _unit_scale(inputs), targets
+
+    def replaced(self, inputs: Tensor, targets: Tensor) -> PictureSource:
+        """Other pictures, normalised in the same way."""
+        return PictureSource(inputs, targets, self.mean, self.std)
+
+
+def _unit_scale(pictures: Tensor) -> Tensor:
+    return pictures if pictures.is_floating_point() else pictures.float().div_(255)
 
 
 class DatasetSource(Source):

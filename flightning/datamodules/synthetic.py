@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from flightning.datamodules.base import InMemoryData
+from flightning.datamodules.in_memory import InMemoryData
 
 __all__ = ["Quadratic"]
 

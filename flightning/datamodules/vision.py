@@ -1,4 +1,4 @@
-"""Picture sets of torchvision, held in memory as normalised tensors."""
+"""Picture sets of torchvision, held in memory as bytes and normalised batch by batch."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from flightning.datamodules.base import FederatedDataModule
+from flightning.datamodules.sources import PictureSource
 from flightning.datamodules.transforms import HorizontalFlip, PadCrop
 from flightning.errors import DataNotFoundError
 
@@ -65,18 +66,16 @@ class _TorchvisionData(FederatedDataModule):
                 "what is damaged and run once with network access and `download: true`."
             ) from error
 
-    def load(self) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
-        """Both splits as normalised tensors."""
-        train, test = (self._tensors(self._open(train)) for train in (True, False))
+    def load(self) -> tuple[PictureSource, PictureSource]:
+        """Both splits."""
+        train, test = (self._pictures(self._open(train)) for train in (True, False))
         return train, test
 
-    def _tensors(self, dataset: Any) -> tuple[Tensor, Tensor]:
+    def _pictures(self, dataset: Any) -> PictureSource:
         pictures = torch.as_tensor(np.asarray(dataset.data))
-        pictures = pictures[:, None] if pictures.ndim == 3 else pictures.permute(0, 3, 1, 2)
-        inputs = pictures.to(torch.float32, memory_format=torch.contiguous_format).div_(255)
-        if self.normalize:
-            inputs.sub_(torch.tensor(self.mean).view(-1, 1, 1)).div_(torch.tensor(self.std).view(-1, 1, 1))
-        return inputs, self.targets(dataset)
+        pictures = pictures[:, None] if pictures.ndim == 3 else pictures.permute(0, 3, 1, 2).contiguous()
+        mean, std = (self.mean, self.std) if self.normalize else (None, None)
+        return PictureSource(pictures, self.targets(dataset), mean, std)
 
     def targets(self, dataset: Any) -> Tensor:
         """Labels of a split."""

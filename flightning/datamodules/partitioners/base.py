@@ -108,6 +108,8 @@ class Partitioner(Settings, ABC):
         parts: Sequence[npt.NDArray[np.int64]],
         test_labels: npt.ArrayLike,
         seed: int,
+        ids: npt.NDArray[Any] | None = None,
+        test_ids: npt.NDArray[Any] | None = None,
     ) -> list[npt.NDArray[np.int64]]:
         """Deal the test set so that each client's local test set follows its training labels.
 
@@ -116,6 +118,8 @@ class Partitioner(Settings, ABC):
             parts: Training indices of each client.
             test_labels: Labels of the test set.
             seed: Seed of the partition.
+            ids: Natural client of each training sample, for the rules that use it.
+            test_ids: Natural client of each test sample.
         """
         rng = np.random.default_rng([seed, _STREAM, 1])
         return proportional_test_split(_check_labels(labels), parts, _check_labels(test_labels), rng)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, get_args
 
@@ -67,6 +68,26 @@ class Natural(Partitioner):
         if ids is None:
             return self.split(labels, num_clients, rng)
         return natural_split(ids, num_clients, rng, min_samples=self.min_samples, grouping=self.grouping)
+
+    def split_test(
+        self,
+        labels: npt.ArrayLike,
+        parts: Sequence[npt.NDArray[np.int64]],
+        test_labels: npt.ArrayLike,
+        seed: int,
+        ids: npt.NDArray[Any] | None = None,
+        test_ids: npt.NDArray[Any] | None = None,
+    ) -> Parts:
+        """Give each client the test samples of its own ids; without test ids, those of its label distribution."""
+        if ids is None or test_ids is None:
+            return super().split_test(labels, parts, test_labels, seed)
+        own = [np.flatnonzero(np.isin(test_ids, np.unique(ids[part]))) for part in parts]
+        if not any(len(part) for part in own):
+            raise PartitionError(
+                f"None of the ids of the {len(parts)} clients occurs in the test split, so they have no local test "
+                "sets: hold a share of each client's own samples out, `client_test: 0.2`."
+            )
+        return own
 
 
 class LongTail(Partitioner):

@@ -1,0 +1,105 @@
+"""The loaders of a federated data module: the stream of a round, evaluation sets, the samples of one client."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from lightning.pytorch import LightningDataModule
+from numpy.typing import NDArray
+
+from flightning.datamodules.sources import Source
+from flightning.datamodules.stream import BatchList, RoundPlan, RoundStream, Visit, num_batches, order_batches
+from flightning.datamodules.transforms import BatchTransform
+from flightning.errors import ConfigurationError
+from flightning.functional.seeding import numpy_generator, torch_generator
+
+__all__ = ["AUGMENT", "ORDER", "ClientLoaders"]
+
+#: Keys that keep the random streams of one seed apart; `FederatedDataModule` has the others.
+ORDER, AUGMENT = 2, 3
+
+
+class ClientLoaders(LightningDataModule):
+    """Batches of samples that are dealt to clients; `FederatedDataModule` deals them."""
+
+    batch_size: int
+    eval_batch_size: int
+    shuffle: bool
+    seed: int
+    augment: list[BatchTransform]
+    train_source: Source
+    test_source: Source | None
+    parts: list[NDArray[np.int64]]
+    sizes: NDArray[np.int64]
+    validation: NDArray[np.int64]
+
+    def __init__(self) -> None:
+        super().__init__()
+        #: Makes the plan of a round; set by the round engine.
+        self.plan_round: Callable[[int], RoundPlan] | None = None
+        #: Whether an item of the stream is a client in place of a batch; set by the round engine.
+        self.stream_clients = False
+
+    def num_steps(self, client: int, epochs: int, drop_last: bool) -> int:
+        """Local steps of a client in a number of passes over its samples."""
+        return epochs * num_batches(int(self.sizes[client]), self.batch_size, drop_last)
+
+    def train_dataloader(self) -> RoundStream:
+        """The batches of the current round."""
+        if self.plan_round is None or self.trainer is None:
+            raise ConfigurationError(
+                f"`{type(self).__name__}` streams the batches of a round, but no round engine asks for them: add "
+                "`Federation()` from `flightning.callbacks` to `Trainer(callbacks=[...])`."
+            )
+        return RoundStream(self.plan_round(self.trainer.current_epoch), self.visit_batches, self.stream_clients)
+
+    def visit_batches(self, plan: RoundPlan, visit: Visit) -> Iterator[Any]:
+        """The batches of one client in one round, shuffled and augmented by its own generators."""
+        keys = (self.seed, plan.round_index, visit.client)
+        rng = numpy_generator(*keys, ORDER) if self.shuffle else None
+        batches = order_batches(self.parts[visit.client], visit.steps, self.batch_size, visit.drop_last, rng)
+        stream = self.train_source.batches(batches)
+        return self._augmented(stream, torch_generator(*keys, AUGMENT)) if self.augment else stream
+
+    def _augmented(self, batches: Iterator[Any], generator: torch.Generator) -> Iterator[Any]:
+        for batch in batches:
+            if not isinstance(batch, list | tuple):
+                raise ConfigurationError(
+                    f"`augment` changes the inputs of `(inputs, targets)` batches, but a batch is a "
+                    f"`{type(batch).__name__}`: leave `augment` out and transform samples in the data set."
+                )
+            inputs, *rest = batch
+            for transform in self.augment:
+                inputs = transform(inputs, generator)
+            yield (inputs, *rest)
+
+    def client_batches(self, client: int) -> Iterator[Any]:
+        """All training samples of a client in stored order, in batches for evaluation."""
+        return self._in_order(self.train_source, self.parts[client])()
+
+    def val_dataloader(self) -> BatchList | list[Any]:
+        """The held-out training samples, or the test set where none are held out."""
+        if len(self.validation):
+            return self._loader(self.train_source, self.validation)
+        return self.test_dataloader()
+
+    def test_dataloader(self) -> BatchList | list[Any]:
+        """The global test set."""
+        if self.test_source is None:
+            return []
+        return self._loader(self.test_source, np.arange(len(self.test_source)))
+
+    def predict_dataloader(self) -> BatchList | list[Any]:
+        """The global test set."""
+        return self.test_dataloader()
+
+    def _loader(self, source: Source, indices: NDArray[np.int64]) -> BatchList:
+        return BatchList(num_batches(len(indices), self.eval_batch_size, False), self._in_order(source, indices))
+
+    def _in_order(self, source: Source, indices: NDArray[np.int64]) -> Callable[[], Iterator[Any]]:
+        size = self.eval_batch_size
+        batches = [indices[i : i + size] for i in range(0, len(indices), size)]
+        return lambda: source.batches(batches)
