@@ -125,6 +125,7 @@ algorithm would be ignored: write the mixins first, `class Wrong(FederatedMixin,
         self.client_state.declare("weights", dict)
         self.client_state.declare("optimizer", dict)
         self._taps = LayerTaps(self)
+        self._feature_layer: str | None = None
         self._takes: dict[str, int] = {}
 
     # --- what an algorithm declares -----------------------------------------------------------------------------
@@ -183,7 +184,9 @@ algorithm would be ignored: write the mixins first, `class Wrong(FederatedMixin,
     @property
     def feature_layer(self) -> str:
         """Name of the layer whose input is the feature vector: the last `Linear`."""
-        return last_linear(self)
+        if self._feature_layer is None:  # kept: a walk over all layers would show in small local steps
+            self._feature_layer = last_linear(self)
+        return self._feature_layer
 
     @property
     def penultimate(self) -> Tensor:
@@ -356,7 +359,7 @@ algorithm would be ignored: write the mixins first, `class Wrong(FederatedMixin,
     def start_federation(self, num_clients: int, buffer_policy: str) -> None:
         """Take the live weights as global weights and let the algorithm prepare itself."""
         self.num_clients, self.buffer_policy = num_clients, buffer_policy
-        self.setup_bytes = 0
+        self.setup_bytes, self._feature_layer = 0, None
         self._persistent = set(self.state_dict())
         self._trained = set(self.trainable())
         self.global_weights = {n: w.detach().to(_at_least_float32(w)).clone() for n, w in self.live_weights().items()}
