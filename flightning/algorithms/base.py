@@ -45,6 +45,7 @@ class Client:
         steps: Optimizer steps it has taken this round; a step that a gradient scaler skipped is not counted.
         step_sizes: Learning rate of each of these steps.
         losses: Sums over the round of the task loss and each regularization term.
+        counts: Numbers that are added up over the cohort and logged as ``round/<name>``.
     """
 
     id: int
@@ -55,6 +56,7 @@ class Client:
     steps: int = 0
     step_sizes: list[float] = field(default_factory=list)
     losses: dict[str, Tensor] = field(default_factory=dict)
+    counts: dict[str, int] = field(default_factory=dict)
 
 
 class FederatedMixin(PersonalEvaluation, LightningModule):

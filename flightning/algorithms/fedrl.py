@@ -13,6 +13,7 @@ from torch import Tensor
 from flightning.algorithms.base import FederatedMixin
 from flightning.classifier import Classifier
 from flightning.errors import ConfigurationError, check_choice
+from flightning.functional.aggregation import Payload
 from flightning.functional.layers import block_names
 from flightning.functional.losses import representation_distance
 
@@ -87,28 +88,27 @@ class FedRLMixin(FederatedMixin):
         super().on_federation_start()
         names = block_names(self.forward_root, self._blocks)
         self._targets = ["input", *names[:-1]] if self._from_input else names
-        self._visits = dict.fromkeys(self._targets, 0)
         prefix = self.forward_root_prefix
         self.watch_layers(prefix.rstrip("."), *(prefix + name for name in names))
+
+    def on_client_start(self, download: Payload) -> None:
+        """Begin to count visits; small clients may never reach the deepest layers."""
+        super().on_client_start(download)
+        if self.mu:
+            self._training_client.counts.update({f"visits_{name}": 0 for name in self._targets})
 
     def regularization(self, batch: Any) -> dict[str, Tensor]:
         """Eq. 3 without the data term; Algorithm 1 moves on after the loss, so the first target is number 0."""
         terms = super().regularization(batch)
         if self.mu:
             m = self._position % len(self._targets)
-            self._visits[self._targets[m]] += 1
+            self._training_client.counts[f"visits_{self._targets[m]}"] += 1
             if m or not self._from_input:  # at the input there is nothing to compare
                 layer = self.forward_root_prefix + self._targets[m]
                 theirs = self.frozen_forward(until=layer, training=self._teacher_trains)
                 distance = representation_distance(self.layer_output(layer), theirs, self.p, self.reduction)
                 terms["review"] = 0.5 * self.mu * distance
         return terms
-
-    def on_round_end(self) -> None:
-        """Log the visits."""
-        super().on_round_end()
-        self.round_metrics.update({f"round/visits_{name}": float(count) for name, count in self._visits.items()})
-        self._visits = dict.fromkeys(self._targets, 0)
 
     @property
     def _position(self) -> int:

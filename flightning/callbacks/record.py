@@ -37,6 +37,7 @@ class RoundRecord:
     losses: list[dict[str, float]] = field(default_factory=list)
     steps: list[int] = field(default_factory=list)
     clients: list[int] = field(default_factory=list)
+    counts: dict[str, int] = field(default_factory=dict)
     bad_updates: int = 0
     learning_rate: float = 0.0
     seconds: dict[str, float] = field(default_factory=dict)
@@ -63,13 +64,19 @@ class RoundRecord:
         self.steps.append(client.steps)
         taken = max(client.steps, 1)
         self.losses.append({name: float(total) / taken for name, total in client.losses.items()})
+        self._add_counts(client.counts)
         self.learning_rate = client.step_sizes[-1] if client.step_sizes else 0.0
+
+    def _add_counts(self, counts: dict[str, int]) -> None:
+        for name, number in counts.items():
+            self.counts[name] = self.counts.get(name, 0) + number
 
     def told(self) -> dict[str, Any]:
         """What other processes must know of this one's clients."""
         return {
             "clients": [*zip(self.clients, self.steps, self.losses, strict=True)],
             "bytes": self.bytes,
+            "counts": self.counts,
             "bad_updates": self.bad_updates,
             "learning_rate": self.learning_rate,
         }
@@ -82,6 +89,7 @@ class RoundRecord:
             self.losses.append(losses)
         for direction, number in told["bytes"].items():
             self.bytes[direction] += number
+        self._add_counts(told["counts"])
         self.bad_updates += told["bad_updates"]
         self.learning_rate = self.learning_rate or told["learning_rate"]
 
@@ -99,6 +107,7 @@ class RoundRecord:
         others = sum(self.seconds.values())
         return {
             **self._loss_metrics(),
+            **{f"round/{name}": float(number) for name, number in self.counts.items()},
             "round/clients": float(len(self.clients)),
             "round/bad_updates": float(self.bad_updates),
             "round/lr": self.learning_rate,

@@ -41,9 +41,9 @@ class Probe(FedRL):
         self.seen = []
 
     def regularization(self, batch):
-        before = dict(self._visits)
+        before = dict(self.client.counts)
         terms = super().regularization(batch)
-        target = next((n for n, c in self._visits.items() if c != before[n]), None)
+        target = next(n.removeprefix("visits_") for n, c in self.client.counts.items() if c != before[n])
         term = terms.get("review")
         grads = {}
         if term is not None:
