@@ -11,13 +11,17 @@ from flightning.algorithms.fedavgm import FedAvgM, FedAvgMMixin
 from flightning.algorithms.fedbn import FedBN, FedBNMixin
 from flightning.algorithms.fedcd import FedCD, FedCDMixin
 from flightning.algorithms.fedcurv import FedCurv, FedCurvMixin
+from flightning.algorithms.feddyn import FedDyn, FedDynMixin
 from flightning.algorithms.fedir import FedIR, FedIRMixin
 from flightning.algorithms.fedopt import FedOpt, FedOptMixin
+from flightning.algorithms.fedpd import FedPD, FedPDMixin
 from flightning.algorithms.fedproto import FedProto, FedProtoMixin
 from flightning.algorithms.fedprox import FedProx, FedProxMixin
 from flightning.algorithms.fedrl import FedRL, FedRLMixin
 from flightning.algorithms.fedyogi import FedYogi, FedYogiMixin
 from flightning.algorithms.ida import IDA, IDAMixin
+from flightning.algorithms.rfedavg import RFedAvg, RFedAvgMixin
+from flightning.algorithms.rfedavg_plus import RFedAvgPlus, RFedAvgPlusMixin
 from flightning.algorithms.scaffold import SCAFFOLD, SCAFFOLDMixin
 from flightning.algorithms.silobn import SiloBN, SiloBNMixin
 from flightning.algorithms.solo import SOLO, SOLOMixin
@@ -46,10 +50,14 @@ __all__ = [
     "FedCDMixin",
     "FedCurv",
     "FedCurvMixin",
+    "FedDyn",
+    "FedDynMixin",
     "FedIR",
     "FedIRMixin",
     "FedOpt",
     "FedOptMixin",
+    "FedPD",
+    "FedPDMixin",
     "FedProto",
     "FedProtoMixin",
     "FedProx",
@@ -60,6 +68,10 @@ __all__ = [
     "FedYogiMixin",
     "FederatedMixin",
     "IDAMixin",
+    "RFedAvg",
+    "RFedAvgMixin",
+    "RFedAvgPlus",
+    "RFedAvgPlusMixin",
     "SCAFFOLDMixin",
     "SOLOMixin",
     "SiloBN",

@@ -33,6 +33,8 @@ class FedAvgMMixin(ServerStepMixin):
         False
     """
 
+    owns = frozenset({"server optimizer"})
+
     def __init__(self, beta: float = 0.9, server_lr: float = 1.0, nesterov: bool = False, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         if not 0 <= beta < 1:

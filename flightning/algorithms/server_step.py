@@ -19,10 +19,8 @@ class ServerStepMixin(FederatedMixin):
     r"""Set :math:`w^{t+1} = w^t + s(\bar\Delta)` with the mean update :math:`\bar\Delta = \sum_k p_k w_k - w^t`.
 
     Only parameters move by the rule :math:`s`; BatchNorm statistics are averaged, because a rule that can go beyond the
-    mean would make variances negative.
+    mean would make variances negative. A mixin made from this one declares that it owns the ``"server optimizer"``.
     """
-
-    owns = frozenset({"server optimizer"})
 
     @abstractmethod
     def server_step(self, update: Weights) -> Weights:
