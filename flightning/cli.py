@@ -7,7 +7,6 @@ import re
 import sys
 import warnings
 from collections.abc import Sequence
-from importlib.resources import files
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -25,6 +24,7 @@ from flightning.callbacks import Federation, LastCheckpoint, RoundLogging, Round
 from flightning.datamodules import FederatedDataModule
 from flightning.errors import CheckpointError, ClientError, ConfigurationError, FlightningError, nearest
 from flightning.loggers import RoundCSVLogger, ensure_writable, latest_version, next_version
+from flightning.packaged import find_config
 from flightning.verbs import VERBS, run_verb
 from flightning.version import __version__
 
@@ -32,7 +32,6 @@ __all__ = ["FederatedCLI", "main"]
 
 #: Options that belong to one run and not to its configuration: another run with the same `config.yaml` lacks them.
 _OF_ONE_RUN = ("run_folder", "budget", "ckpt_path")
-_CONFIGS = files("flightning") / "configs"
 
 
 class FriendlyParser(LightningArgumentParser):
@@ -196,11 +195,12 @@ def _given_folder(folder: Path, resumes: bool) -> Path:
     return folder
 
 
-def main(args: Sequence[str] | None = None) -> int:
+def main(args: Sequence[str] | None = None, callbacks: Sequence[Callback] = ()) -> int:
     """Run the command line.
 
     Args:
         args: Arguments without the program's name; ``None`` takes those of the process.
+        callbacks: More callbacks for the Trainer, beside those of the configuration.
 
     Returns:
         Exit code: 0, or 2 where the configuration cannot work.
@@ -221,7 +221,7 @@ def main(args: Sequence[str] | None = None) -> int:
             subclass_mode_data=True,
             save_config_callback=RunConfig,
             seed_everything_default=0,
-            trainer_defaults={"enable_model_summary": False},
+            trainer_defaults={"enable_model_summary": False, "callbacks": list(callbacks)},
             parser_kwargs={"prog": "flightning", "description": f"Other verbs: {', '.join(VERBS)}."},
             args=None if args is None else argv,
         )
@@ -239,13 +239,7 @@ def _packaged_config(argv: list[str], position: int) -> str:
     prefix, value = ("--config=", argument[9:]) if argument.startswith("--config=") else ("", argument)
     if not prefix and (position == 0 or argv[position - 1] not in ("--config", "-c")):
         return argument
-    packaged = _CONFIGS / f"{value.removesuffix('.yaml')}.yaml"
-    if Path(value).exists() or not packaged.is_file():
-        if not Path(value).exists() and value.isidentifier():
-            names = [p.name.removesuffix(".yaml") for p in _CONFIGS.iterdir() if p.is_file()]
-            raise ConfigurationError(f"there is no configuration file `{value}`. {nearest(value, names)}")
-        return argument
-    return f"{prefix}{packaged}"
+    return prefix + find_config(value)
 
 
 def _quieten() -> None:

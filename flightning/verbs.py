@@ -10,6 +10,7 @@ __all__ = ["VERBS", "run_verb"]
 #: Verb, and the module whose ``run(argv)`` does it.
 VERBS = {
     "report": "flightning.report",
+    "compare": "flightning.compare",
 }
 
 

@@ -1,0 +1,199 @@
+"""``flightning compare``: run a grid of methods, data sets, partitions and seeds, and report on it."""
+
+from __future__ import annotations
+
+import argparse
+import fcntl
+import signal
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from flightning.compare.cells import default_folder, make_cells
+from flightning.compare.estimate import dry_run
+from flightning.compare.grid import Grid, parse_choice, read_grid
+from flightning.compare.runner import OUTPUT, Runner
+from flightning.compare.status import Status
+from flightning.compare.view import view
+from flightning.errors import ConfigurationError, FlightningError
+from flightning.packaged import find_config
+from flightning.report import report
+
+__all__ = ["compare", "make_grid", "run"]
+
+#: Options of `fit` that the comparison itself sets, and what to give in their place.
+_OWN = {
+    "--model": "`--models`",
+    "--seed_everything": "`--seeds`",
+    "--run_folder": "`--out`",
+    "--ckpt_path": "nothing: interrupted cells go on by themselves",
+}
+
+
+def compare(grid: Grid, out: Path, jobs: int = 1) -> int:
+    """Run all cells of a grid that are not finished, and report.
+
+    Args:
+        grid: What is compared.
+        out: Folder of the comparison: one run folder per cell, and ``report``.
+        jobs: Cells that run at once.
+
+    Returns:
+        Number of cells that failed.
+
+    Raises:
+        ConfigurationError: If the grid cannot work, or the folder is in use or holds other runs.
+    """
+    cells = make_cells(grid, out)
+    out.mkdir(parents=True, exist_ok=True)
+    with _locked(out):
+        runner = Runner(cells, jobs, out.name)
+        with _terminable(), view(runner.statuses, jobs) as shown:
+            runner.run(shown.show)
+        _report(runner.statuses, grid, out)
+    failed = [s for s in runner.statuses if s.state == "failed"]
+    for status in failed:
+        print(f"failed: {status.cell.label}: {status.error} (see {status.cell.folder / OUTPUT})", file=sys.stderr)
+    return len(failed)
+
+
+def _report(statuses: Sequence[Status], grid: Grid, out: Path) -> None:
+    finished = [s.cell.folder for s in statuses if s.state == "finished"]
+    if not finished:
+        return
+    # compared on purpose: runs of different data stand side by side
+    made = report(finished, **{"mixed": True, **grid.report}, out=out / "report")
+    print(made.markdown)
+    print(f"The report lies in {made.files[0]}")
+
+
+@contextmanager
+def _locked(out: Path) -> Iterator[None]:
+    with (out / ".lock").open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            raise ConfigurationError(
+                f"another comparison is running in `{out}`: wait for it, or choose another folder with `--out`."
+            ) from error
+        yield
+
+
+@contextmanager
+def _terminable() -> Iterator[None]:
+    """Treat a request to end like Ctrl-C."""
+
+    def interrupt(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def make_grid(options: argparse.Namespace, passed: Sequence[str]) -> Grid:
+    """The grid of a grid file and of the command line, which comes first where both speak.
+
+    Args:
+        options: Options of the command line.
+        passed: What is passed on to every cell.
+
+    Returns:
+        The grid.
+
+    Raises:
+        ConfigurationError: If something is missing or cannot work.
+    """
+    content = read_grid(options.grid) if options.grid else {}
+    configs = options.config or _listed(content.get("config"))
+    models = options.models or _listed(content.get("models"))
+    seeds = options.seeds if options.seeds is not None else _listed(content.get("seeds", [0]))
+    if not configs or not models:
+        raise ConfigurationError(
+            "a comparison needs a configuration and methods: give `--config quickstart --models FedAvg FedProx`, or a "
+            "grid file with `--grid`."
+        )
+    wrong = [s for s in seeds if not isinstance(s, int) or isinstance(s, bool) or s < 0]
+    if wrong or not seeds:
+        raise ConfigurationError(f"`seeds={list(seeds)}` must be whole numbers from 0 on, at least one.")
+    _check_passed(passed)
+    return Grid(
+        configs=[find_config(str(c)) for c in configs],
+        models=[parse_choice(entry, "model") for entry in models],
+        data=[parse_choice(entry, "data") for entry in _listed(content.get("data"))],
+        partitions=[parse_choice(entry, "data.partition") for entry in _listed(content.get("partitions"))],
+        seeds=seeds,
+        passed=list(passed),
+        report=content.get("report") or {},
+    )
+
+
+def _listed(value: Any) -> list[Any]:
+    return [] if value is None else value if isinstance(value, list) else [value]
+
+
+def _check_passed(passed: Sequence[str]) -> None:
+    if passed and not passed[0].startswith("--"):
+        raise ConfigurationError(
+            f"`{passed[0]}` stands alone: options of `fit` that are passed on look like `--trainer.max_epochs 4`."
+        )
+    for word in passed:
+        name = word.partition("=")[0]
+        if name in _OWN:
+            raise ConfigurationError(f"`{name}` is set by the comparison for each cell: give {_OWN[name]} instead.")
+
+
+def run(argv: list[str]) -> int:
+    """Entry point of ``flightning compare``.
+
+    Args:
+        argv: Arguments after the verb.
+
+    Returns:
+        0; 1 if a cell failed; 2 if the comparison cannot work; 130 if it was interrupted.
+    """
+    parser = _parser()
+    options, passed = parser.parse_known_args(argv)
+    try:
+        if options.jobs < 1:
+            raise ConfigurationError(f"`--jobs {options.jobs}` must be at least 1.")
+        grid = make_grid(options, passed)
+        name = Path(options.grid or grid.configs[0]).stem
+        out = Path(options.out) if options.out else default_folder(grid, name)
+        if options.dry_run:
+            return int(dry_run(make_cells(grid, out), options.jobs) > 0)
+        return int(compare(grid, out, options.jobs) > 0)
+    except FlightningError as error:
+        print(f"flightning compare: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("Interrupted: the same command goes on where it stopped.", file=sys.stderr)
+        return 130
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="flightning compare",
+        description="Run methods, data sets, partitions and seeds against each other, and report.",
+        epilog="Every other option of `flightning fit`, such as --trainer.max_epochs 4, is passed on to every run. The "
+        "same command again goes on where it stopped.",
+        allow_abbrev=False,
+    )
+    parser.add_argument(
+        "-c", "--config", action="append", help="a YAML file, or the name of a packaged configuration; may be repeated"
+    )
+    parser.add_argument(
+        "--models", nargs="+", metavar="MODEL", help="methods, with arguments if need be: FedAvg FedProx:mu=0.1 SOLO"
+    )
+    parser.add_argument("--seeds", nargs="+", type=int, metavar="SEED", help="seeds (0)")
+    parser.add_argument("--grid", metavar="FILE", help="a YAML file with models, data, partitions and seeds")
+    parser.add_argument("--out", metavar="DIR", help="folder of the comparison (runs/compare/<name>-<hash>)")
+    parser.add_argument("--jobs", type=int, default=1, metavar="N", help="runs at once (%(default)s)")
+    parser.add_argument(
+        "--dry-run", action="store_true", help="print the runs and an estimate of the time from a few measured steps"
+    )
+    return parser

@@ -1,0 +1,88 @@
+"""What a comparison would do and how long it would take, from a few measured steps of each method."""
+
+from __future__ import annotations
+
+import shlex
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from flightning.compare.cells import Cell
+from flightning.compare.folders import find_state, read_json
+from flightning.compare.runner import OUTPUT, reason
+from flightning.compare.status import format_seconds
+
+__all__ = ["dry_run", "estimate"]
+
+_WITHOUT_TRACES = (
+    "--trainer.logger=false",
+    "--trainer.enable_checkpointing=false",
+    "--trainer.enable_progress_bar=false",
+)
+
+
+def estimate(measured: Mapping[str, float]) -> float:
+    """Seconds that a whole run takes.
+
+    Args:
+        measured: Seconds to ``start``, of a local ``step`` and of an ``evaluation``; local ``steps`` of a round,
+            ``rounds`` and ``evaluations`` of a run.
+
+    Example:
+        >>> estimate({"start": 5, "step": 0.01, "steps": 100, "rounds": 20, "evaluation": 0.5, "evaluations": 20})
+        35.0
+    """
+    rounds = measured["rounds"] * measured["steps"] * measured["step"]
+    return measured["start"] + rounds + measured["evaluations"] * measured["evaluation"]
+
+
+def dry_run(cells: Sequence[Cell], jobs: int) -> int:
+    """Print the cells, their commands and an estimate of the time; write nothing into the comparison's folder.
+
+    Args:
+        cells: The cells.
+        jobs: Cells that would run at once.
+
+    Returns:
+        Number of methods that cannot run.
+    """
+    measured: dict[tuple[str, str, str], tuple[float | None, str]] = {}
+    total, failures = 0.0, 0
+    for cell in cells:
+        state = find_state(cell)
+        key = cell.setting, cell.model, str(cell.folder.parent)
+        if state != "finished" and key not in measured:
+            measured[key] = _measure(cell)
+            failures += measured[key][0] is None
+        seconds, error = measured.get(key, (None, "")) if state != "finished" else (0.0, "")
+        total += seconds or 0.0
+        about = f"fails ({error})" if error else "finished" if state == "finished" else format_seconds(seconds)
+        print(f"{cell.label}: {about}{', of which a part is done' if state == 'interrupted' else ''}")
+        print(
+            f"    flightning fit {shlex.join(cell.arguments)} --run_folder={shlex.quote(str(cell.folder))}", flush=True
+        )
+    shared = f", {jobs} at once (each may be slower then)" if jobs > 1 else ""
+    print(f"{len(cells)} cells, about {format_seconds(total / min(jobs, max(len(cells), 1)))}{shared}")
+    return failures
+
+
+def _measure(cell: Cell) -> tuple[float | None, str]:
+    with tempfile.TemporaryDirectory() as folder:
+        result, output = Path(folder, "measured.json"), Path(folder, OUTPUT)
+        with output.open("wb") as file:
+            command = [sys.executable, "-m", "flightning.compare.measure", str(result), str(time.time())]
+            process = subprocess.Popen(
+                [*command, "fit", *cell.arguments, *_WITHOUT_TRACES],
+                stdin=subprocess.PIPE,
+                stdout=file,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+            code = process.wait()
+        found = read_json(result)
+        if not found:
+            return None, reason(output, code)
+        return estimate(found), ""

@@ -1,0 +1,159 @@
+"""What is compared: methods, data sets, partitions and seeds, from a grid file or the command line."""
+
+from __future__ import annotations
+
+import ast
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from flightning.errors import ConfigurationError, nearest
+from flightning.packaged import find_config
+
+__all__ = ["Choice", "Grid", "known_classes", "parse_choice", "read_grid"]
+
+KEYS = ("config", "models", "data", "partitions", "seeds", "report")
+"""What a grid file may say."""
+
+
+@dataclass(frozen=True)
+class Choice:
+    """One entry of an axis of the grid.
+
+    Args:
+        label: What people see, such as ``FedProx(mu=0.1)``.
+        arguments: Arguments of `flightning fit`, by their dotted names.
+    """
+
+    label: str
+    arguments: Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class Grid:
+    """What is compared.
+
+    Args:
+        configs: Paths of the configurations that all cells share.
+        models: The methods.
+        data: The data sets; empty keeps that of the configuration.
+        partitions: The partitions; empty keeps that of the configuration.
+        seeds: The seeds.
+        passed: Arguments of `flightning fit` that are passed on to every cell, as given.
+        report: Arguments of the report at the end.
+    """
+
+    configs: Sequence[str]
+    models: Sequence[Choice]
+    data: Sequence[Choice] = ()
+    partitions: Sequence[Choice] = ()
+    seeds: Sequence[int] = (0,)
+    passed: Sequence[str] = ()
+    report: Mapping[str, Any] = field(default_factory=dict)
+
+
+def known_classes(package: str) -> list[str]:
+    """Public classes of a sub-package, read without importing it (and PyTorch with it).
+
+    Example:
+        >>> "FedProx" in known_classes("algorithms"), "FedProxMixin" in known_classes("algorithms")
+        (True, False)
+    """
+    source = (files("flightning") / package / "__init__.py").read_text(encoding="utf-8")
+    for node in ast.parse(source).body:
+        if isinstance(node, ast.Assign) and [ast.unparse(t) for t in node.targets] == ["__all__"]:
+            return [name for name in ast.literal_eval(node.value) if not name.endswith("Mixin")]
+    return []
+
+
+def parse_choice(entry: Any, place: str) -> Choice:
+    """Read one entry of an axis.
+
+    Args:
+        entry: A class name; ``{name: arguments}``, with ``with`` beside it for other parts of the configuration; or a
+            class name with arguments in one word (``FedProx:mu=0.1``).
+        place: Where the class stands in the configuration, such as ``model`` or ``data.partition``.
+
+    Returns:
+        The choice.
+
+    Raises:
+        ConfigurationError: If the entry is none of these.
+
+    Example:
+        >>> choice = parse_choice({"FedProx": {"mu": 0.1}, "with": {"trainer": {"max_epochs": 5}}}, "model")
+        >>> choice.label, dict(choice.arguments)
+        ('FedProx(mu=0.1)', {'model': 'FedProx', 'model.mu': '0.1', 'trainer.max_epochs': '5'})
+        >>> parse_choice("FedProx:mu=0.1,net=MLP", "model").label
+        'FedProx(mu=0.1, net=MLP)'
+    """
+    beside: Any = {}
+    if isinstance(entry, str):
+        name, _, rest = entry.partition(":")
+        arguments: Any = dict(_assignment(part, entry) for part in rest.split(",")) if rest else {}
+    elif isinstance(entry, Mapping):
+        named = [key for key in entry if key != "with"]
+        beside = entry.get("with") or {}
+        name, arguments = (str(named[0]), entry[named[0]] or {}) if len(named) == 1 else ("", {})
+    else:
+        name, arguments = "", {}
+    if not name or not isinstance(arguments, Mapping) or not isinstance(beside, Mapping):
+        raise ConfigurationError(
+            f"`{json.dumps(entry, default=str)}` is no entry for `{place}`: give a class name, or one name with its "
+            "arguments such as `FedProx: {mu: 0.1}`, and other parts of the configuration under `with`."
+        )
+    own = _flat(arguments, place)
+    text = ", ".join(f"{key.removeprefix(place + '.')}={value}" for key, value in own.items())
+    short = name.rpartition(".")[2]
+    return Choice(f"{short}({text})" if text else short, {place: name, **own, **_flat(beside, "")})
+
+
+def _assignment(text: str, entry: str) -> tuple[str, Any]:
+    key, equals, value = text.partition("=")
+    if not (key and equals):
+        raise ConfigurationError(
+            f"`{entry}` must give arguments as `name=value`, separated by commas, such as `FedProx:mu=0.1`."
+        )
+    return key, value
+
+
+def _flat(config: Mapping[str, Any], prefix: str) -> dict[str, str]:
+    """Arguments of the command line for a part of a configuration."""
+    found: dict[str, str] = {}
+    for key, value in config.items():
+        name = prefix if key in ("class_path", "init_args") else f"{prefix}.{key}" if prefix else str(key)
+        if isinstance(value, Mapping) and value:
+            found.update(_flat(value, name))
+        elif not (isinstance(value, Mapping) and key == "init_args"):
+            found[name] = value if isinstance(value, str) else json.dumps(value)
+    return found
+
+
+def read_grid(path: str) -> dict[str, Any]:
+    """Read a grid file.
+
+    Args:
+        path: The file, or the bare name of a packaged grid, such as ``fedrl``.
+
+    Returns:
+        Its content.
+
+    Raises:
+        ConfigurationError: If it cannot be read or says something unknown.
+    """
+    found = Path(find_config(path, "compare"))
+    try:
+        content = yaml.safe_load(found.read_text(encoding="utf-8"))
+    except (OSError, yaml.YAMLError) as error:
+        raise ConfigurationError(f"the grid `{path}` cannot be read ({error}): give a YAML file.") from error
+    if not isinstance(content, dict) or not content.get("models"):
+        raise ConfigurationError(f"the grid `{path}` must list `models`, such as `models: [FedAvg, FedProx]`.")
+    for key in content:
+        if key not in KEYS:
+            raise ConfigurationError(f"the grid `{path}` has a key `{key}`, which means nothing. {nearest(key, KEYS)}")
+    return content
