@@ -37,7 +37,12 @@ def seed_global_generators(*keys: int) -> None:
     seed = derive_seed(*keys)
     random.seed(seed)
     np.random.seed(seed % 2**32)
-    torch.manual_seed(seed)
+    torch.default_generator.manual_seed(seed)
+    # not `torch.manual_seed`: without a GPU in use it queues the seed with a traceback at every call
+    if torch.cuda.is_initialized():
+        torch.cuda.manual_seed_all(seed)
+    if torch.backends.mps.is_available():
+        torch.mps.manual_seed(seed)
 
 
 def resolve_seed(seed: int | None) -> int:
