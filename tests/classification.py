@@ -1,7 +1,8 @@
 """A small classification federation, run through the real Trainer, and what its rounds logged."""
 
+import pytest
 import torch
-from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.callbacks import Callback, ModelCheckpoint
 from lightning.pytorch.loggers import Logger
 from torch import nn
 from torch.nn import functional as F
@@ -93,11 +94,20 @@ def assert_same(a, b):
         assert torch.equal(a[name], b[name]), name
 
 
+class Crash(Callback):
+    """Break off at the start of the third round."""
+
+    def on_train_epoch_start(self, trainer, pl_module):
+        if trainer.current_epoch == 2:
+            raise InterruptedError
+
+
 def assert_resumes(cls, tmp_path, make_federation=lambda: Federation(local_epochs=2), make=make_data, **kwargs):
-    """Two rounds, a checkpoint and two more rounds equal four rounds: weights and all declared state."""
+    """Four rounds equal four rounds that break off in the third and go on: weights and all declared state."""
     whole, _ = run(cls, 4, make(), make_federation(), **kwargs)
     saving = ModelCheckpoint(dirpath=tmp_path, save_last=True)
-    run(cls, 2, make(), make_federation(), callbacks=[saving], **kwargs)
+    with pytest.raises(InterruptedError):
+        run(cls, 4, make(), make_federation(), callbacks=[Crash(), saving], **kwargs)
     resumed, _ = run(cls, 4, make(), make_federation(), ckpt_path=str(tmp_path / "last.ckpt"), seed=99, **kwargs)
     assert_same(whole, resumed)
     assert_equal_nested(whole.server_state.values, resumed.server_state.values)

@@ -105,6 +105,7 @@ algorithm would be ignored: write the mixins first, `class Wrong(FederatedMixin,
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         _check_names(self)
+        _check_module_behind(type(self))
         # a class or function, such as that of the network, would make the checkpoint unreadable for a safe loader
         self.save_hyperparameters(ignore=[name for name, value in kwargs.items() if callable(value)])
         self.server_state = State()
@@ -273,11 +274,15 @@ algorithm would be ignored: write the mixins first, `class Wrong(FederatedMixin,
             yield loss, extract_batch_size(batch)
 
     def split_batch(self, batch: Any) -> tuple[Any, Tensor]:
-        """Inputs and targets of a batch; override it where batches are no ``(inputs, targets)`` pairs."""
+        """Inputs and targets of a batch; define it in your module where batches are no ``(inputs, targets)`` pairs."""
+        own = getattr(super(), "split_batch", None)
+        if own is not None:
+            pair: tuple[Any, Tensor] = own(batch)
+            return pair
         if not isinstance(batch, list | tuple) or len(batch) < 2:
             raise ConfigurationError(
                 f"a batch is a `{type(batch).__name__}`, but `{type(self).__name__}` needs inputs and targets: "
-                "override `split_batch(batch)` in your module to return the pair."
+                "define `split_batch(self, batch)` in your module to return the pair."
             )
         return batch[0], batch[1]
 
@@ -536,6 +541,19 @@ def _check_order(cls: type) -> None:
                 f"`{cls.__name__}` puts `{base.__name__}` before the mixin `{mixin.__name__}`, so the algorithm would "
                 f"be ignored: write the mixins first, `class {cls.__name__}({mixin.__name__}, {base.__name__})`."
             )
+
+
+def _check_module_behind(cls: type) -> None:
+    behind = cls.__mro__[cls.__mro__.index(FederatedMixin) + 1 :]
+    framework = (PersonalEvaluation, LightningModule)
+    if any("training_step" in vars(c) for c in behind if issubclass(c, LightningModule) and c not in framework):
+        return
+    mixin = next(c for c in _mixins(cls) if c.__module__ != cls.__module__ or c is FederatedMixin)
+    raise CompositionError(
+        f"`{cls.__name__}` has no module with a `training_step` behind `{mixin.__name__}`, so the algorithm would be "
+        f"skipped: write the module as a class of its own, `class Model(LightningModule)`, and put the mixin in front "
+        f"of it, `class {cls.__name__}({mixin.__name__}, Model)`."
+    )
 
 
 def _check_names(module: LightningModule) -> None:
