@@ -1,7 +1,9 @@
 """Where samples come from and which client owns which."""
 
 from flightning.datamodules.base import FederatedDataModule
+from flightning.datamodules.characters import NextCharacter
 from flightning.datamodules.digits import Digits
+from flightning.datamodules.huggingface import HuggingFace
 from flightning.datamodules.partitioners import (
     IID,
     ClassesPerClient,
@@ -31,7 +33,8 @@ from flightning.datamodules.skews import (
     NoiseSkew,
     RotationSkew,
 )
-from flightning.datamodules.synthetic import Quadratic
+from flightning.datamodules.synthetic import FCube, Quadratic, Synthetic
+from flightning.datamodules.text import PretrainedTokenizer, Words
 from flightning.datamodules.transforms import HorizontalFlip, PadCrop
 from flightning.datamodules.vision import CIFAR10, CIFAR100, EMNIST, MNIST, FashionMNIST
 
@@ -49,19 +52,23 @@ __all__ = [
     "Digits",
     "Dirichlet",
     "DirichletPerClient",
+    "FCube",
     "FashionMNIST",
     "FeatureSkew",
     "FederatedDataModule",
     "FlowerPartitioner",
     "FromFile",
     "HorizontalFlip",
+    "HuggingFace",
     "LabelPermutation",
     "LongTail",
     "MixedSkew",
     "Natural",
+    "NextCharacter",
     "NoiseSkew",
     "PadCrop",
     "Partitioner",
+    "PretrainedTokenizer",
     "Quadratic",
     "QuantityBalancedness",
     "QuantityDirichlet",
@@ -71,4 +78,6 @@ __all__ = [
     "Shards",
     "Similarity",
     "SortedMix",
+    "Synthetic",
+    "Words",
 ]

@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from flightning.errors import ClientError, FlightningError
+
 __all__ = ["BatchList", "ClientStream", "RoundPlan", "RoundStream", "Visit", "num_batches", "order_batches"]
 
 
@@ -124,11 +126,21 @@ class RoundStream:
         if not self.plan.visits:
             yield ClientStream()
         for visit in self.plan.visits:
-            batches = self.visit_batches(self.plan, visit)
+            batches = self._named(visit)
             if self.whole_clients:
                 yield ClientStream(visit, batches)
             else:
                 yield from batches
+
+
+    def _named(self, visit: Visit) -> Iterator[Any]:
+        """Name the client whose samples cannot be read."""
+        try:
+            yield from self.visit_batches(self.plan, visit)
+        except FlightningError:
+            raise
+        except Exception as cause:
+            raise ClientError(visit.client, "data loading", self.plan.round_index, cause) from cause
 
 
 class BatchList:
