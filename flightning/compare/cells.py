@@ -59,8 +59,9 @@ def make_cells(grid: Grid, out: Path) -> list[Cell]:
     Raises:
         ConfigurationError: If two cells are the same, or a class is not known.
     """
-    for choices, package in ((grid.models, "algorithms"), (grid.data, "datamodules")):
-        _check_known([next(iter(c.arguments.values())) for c in choices], package)
+    for choices, place, package in ((grid.models, "model", "algorithms"), (grid.data, "data", "datamodules")):
+        _check_known([c.arguments[place] for c in choices], package)
+    _check_data_names(grid)
     data_sets: Sequence[Choice | None] = grid.data or [None]
     partitions: Sequence[Choice | None] = grid.partitions or [None]
     settings = [(data, partition) for data in data_sets for partition in partitions]
@@ -69,9 +70,11 @@ def make_cells(grid: Grid, out: Path) -> list[Cell]:
         for data, partition in settings:
             setting = ", ".join(c.label for c in (data, partition) if c is not None)
             for model in grid.models:
-                chosen: dict[str, str] = {}
+                chosen = dict(grid.shared)
                 for choice in (data, partition, model):
                     chosen.update(choice.arguments if choice is not None else {})
+                if data is not None:
+                    chosen.update(model.by_data.get(data.arguments["data"], {}))
                 cells.append(_cell(grid, out, model.label, setting, seed, chosen))
     return _distinct(cells)
 
@@ -84,6 +87,17 @@ def _check_known(names: Iterable[str], package: str) -> None:
                 f"`{name}` is no class that flightning knows. {nearest(name, known)} A class of your own is given with "
                 "its module: `my_module.MyClass`."
             )
+
+
+def _check_data_names(grid: Grid) -> None:
+    known = [c.arguments["data"] for c in grid.data]
+    for model in grid.models:
+        for name in model.by_data:
+            if name not in known:
+                raise ConfigurationError(
+                    f"`{model.label}` has arguments `for` the data `{name}`, which the grid does not have. "
+                    f"{nearest(name, known)}"
+                )
 
 
 def _cell(grid: Grid, out: Path, model: str, setting: str, seed: int, chosen: Mapping[str, str]) -> Cell:
@@ -124,7 +138,8 @@ def default_folder(grid: Grid, name: str) -> Path:
         grid: What is compared.
         name: Name of the configuration or grid.
     """
-    shared = {f"config {i}": _content(path) for i, path in enumerate(grid.configs)} | _decisive(grid.passed)
+    shared = {**grid.shared, **{f"config {i}": _content(path) for i, path in enumerate(grid.configs)}}
+    shared |= _decisive(grid.passed)
     return Path("runs") / "compare" / f"{_slug(name)}-{fingerprint(shared)[:8]}"
 
 

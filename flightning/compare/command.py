@@ -6,14 +6,14 @@ import argparse
 import fcntl
 import signal
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from flightning.compare.cells import default_folder, make_cells
+from flightning.compare.cells import Cell, default_folder, make_cells
 from flightning.compare.estimate import dry_run
-from flightning.compare.grid import Grid, parse_choice, read_grid
+from flightning.compare.grid import Grid, flat, parse_choice, read_grid
 from flightning.compare.runner import OUTPUT, Runner
 from flightning.compare.status import Status
 from flightning.compare.view import view
@@ -32,39 +32,39 @@ _OWN = {
 }
 
 
-def compare(grid: Grid, out: Path, jobs: int = 1) -> int:
-    """Run all cells of a grid that are not finished, and report.
+def compare(cells: Sequence[Cell], out: Path, jobs: int = 1, report_options: Mapping[str, Any] | None = None) -> int:
+    """Run all cells that are not finished, and report.
 
     Args:
-        grid: What is compared.
-        out: Folder of the comparison: one run folder per cell, and ``report``.
+        cells: The cells, see :func:`flightning.compare.make_cells`.
+        out: Folder of the comparison, to which the report goes.
         jobs: Cells that run at once.
+        report_options: Arguments of :func:`flightning.report.report`.
 
     Returns:
         Number of cells that failed.
 
     Raises:
-        ConfigurationError: If the grid cannot work, or the folder is in use or holds other runs.
+        ConfigurationError: If the folder is in use or holds other runs.
     """
-    cells = make_cells(grid, out)
     out.mkdir(parents=True, exist_ok=True)
     with _locked(out):
         runner = Runner(cells, jobs, out.name)
         with _terminable(), view(runner.statuses, jobs) as shown:
             runner.run(shown.show)
-        _report(runner.statuses, grid, out)
+        _report(runner.statuses, report_options or {}, out)
     failed = [s for s in runner.statuses if s.state == "failed"]
     for status in failed:
         print(f"failed: {status.cell.label}: {status.error} (see {status.cell.folder / OUTPUT})", file=sys.stderr)
     return len(failed)
 
 
-def _report(statuses: Sequence[Status], grid: Grid, out: Path) -> None:
+def _report(statuses: Sequence[Status], options: Mapping[str, Any], out: Path) -> None:
     finished = [s.cell.folder for s in statuses if s.state == "finished"]
     if not finished:
         return
     # compared on purpose: runs of different data stand side by side
-    made = report(finished, **{"mixed": True, **grid.report}, out=out / "report")
+    made = report(finished, **{"mixed": True, **options}, out=out / "report")
     print(made.markdown)
     print(f"The report lies in {made.files[0]}")
 
@@ -112,7 +112,8 @@ def make_grid(options: argparse.Namespace, passed: Sequence[str]) -> Grid:
     configs = options.config or _listed(content.get("config"))
     models = options.models or _listed(content.get("models"))
     seeds = options.seeds if options.seeds is not None else _listed(content.get("seeds", [0]))
-    if not configs or not models:
+    shared = flat(content.get("with") or {})
+    if not (configs or shared) or not models:
         raise ConfigurationError(
             "a comparison needs a configuration and methods: give `--config quickstart --models FedAvg FedProx`, or a "
             "grid file with `--grid`."
@@ -127,9 +128,19 @@ def make_grid(options: argparse.Namespace, passed: Sequence[str]) -> Grid:
         data=[parse_choice(entry, "data") for entry in _listed(content.get("data"))],
         partitions=[parse_choice(entry, "data.partition") for entry in _listed(content.get("partitions"))],
         seeds=seeds,
+        shared=shared,
         passed=list(passed),
         report=content.get("report") or {},
     )
+
+
+def _chosen(cells: Sequence[Cell], words: Sequence[str]) -> list[Cell]:
+    chosen = [c for c in cells if all(word.lower() in c.label.lower() for word in words)]
+    if not chosen:
+        raise ConfigurationError(
+            f"`--only {' '.join(words)}` leaves no cell: give words of names such as `{cells[0].label}`."
+        )
+    return chosen
 
 
 def _listed(value: Any) -> list[Any]:
@@ -164,9 +175,10 @@ def run(argv: list[str]) -> int:
         grid = make_grid(options, passed)
         name = Path(options.grid or grid.configs[0]).stem
         out = Path(options.out) if options.out else default_folder(grid, name)
+        cells = _chosen(make_cells(grid, out), options.only or [])
         if options.dry_run:
-            return int(dry_run(make_cells(grid, out), options.jobs) > 0)
-        return int(compare(grid, out, options.jobs) > 0)
+            return int(dry_run(cells, options.jobs) > 0)
+        return int(compare(cells, out, options.jobs, grid.report) > 0)
     except FlightningError as error:
         print(f"flightning compare: {error}", file=sys.stderr)
         return 2
@@ -191,6 +203,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--seeds", nargs="+", type=int, metavar="SEED", help="seeds (0)")
     parser.add_argument("--grid", metavar="FILE", help="a YAML file with models, data, partitions and seeds")
+    parser.add_argument(
+        "--only", nargs="+", metavar="WORD", help="run only the cells whose name (method, data, seed) has these words"
+    )
     parser.add_argument("--out", metavar="DIR", help="folder of the comparison (runs/compare/<name>-<hash>)")
     parser.add_argument("--jobs", type=int, default=1, metavar="N", help="runs at once (%(default)s)")
     parser.add_argument(

@@ -15,9 +15,9 @@ import yaml
 from flightning.errors import ConfigurationError, nearest
 from flightning.packaged import find_config
 
-__all__ = ["Choice", "Grid", "known_classes", "parse_choice", "read_grid"]
+__all__ = ["Choice", "Grid", "flat", "known_classes", "parse_choice", "read_grid"]
 
-KEYS = ("config", "models", "data", "partitions", "seeds", "report")
+KEYS = ("config", "with", "models", "data", "partitions", "seeds", "report")
 """What a grid file may say."""
 
 
@@ -28,10 +28,12 @@ class Choice:
     Args:
         label: What people see, such as ``FedProx(mu=0.1)``.
         arguments: Arguments of `flightning fit`, by their dotted names.
+        by_data: More of them for single data sets, by the name of the data set.
     """
 
     label: str
     arguments: Mapping[str, str]
+    by_data: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -44,6 +46,7 @@ class Grid:
         data: The data sets; empty keeps that of the configuration.
         partitions: The partitions; empty keeps that of the configuration.
         seeds: The seeds.
+        shared: Arguments of `flightning fit` for all cells, by their dotted names; methods and data come before them.
         passed: Arguments of `flightning fit` that are passed on to every cell, as given.
         report: Arguments of the report at the end.
     """
@@ -53,6 +56,7 @@ class Grid:
     data: Sequence[Choice] = ()
     partitions: Sequence[Choice] = ()
     seeds: Sequence[int] = (0,)
+    shared: Mapping[str, str] = field(default_factory=dict)
     passed: Sequence[str] = ()
     report: Mapping[str, Any] = field(default_factory=dict)
 
@@ -75,8 +79,9 @@ def parse_choice(entry: Any, place: str) -> Choice:
     """Read one entry of an axis.
 
     Args:
-        entry: A class name; ``{name: arguments}``, with ``with`` beside it for other parts of the configuration; or a
-            class name with arguments in one word (``FedProx:mu=0.1``).
+        entry: A class name; ``{name: arguments}``; or a class name with arguments in one word (``FedProx:mu=0.1``).
+            Beside the name, ``with`` gives other parts of the configuration, and ``for`` other arguments for single
+            data sets.
         place: Where the class stands in the configuration, such as ``model`` or ``data.partition``.
 
     Returns:
@@ -92,25 +97,26 @@ def parse_choice(entry: Any, place: str) -> Choice:
         >>> parse_choice("FedProx:mu=0.1,net=MLP", "model").label
         'FedProx(mu=0.1, net=MLP)'
     """
-    beside: Any = {}
     if isinstance(entry, str):
         name, _, rest = entry.partition(":")
-        arguments: Any = dict(_assignment(part, entry) for part in rest.split(",")) if rest else {}
-    elif isinstance(entry, Mapping):
-        named = [key for key in entry if key != "with"]
-        beside = entry.get("with") or {}
-        name, arguments = (str(named[0]), entry[named[0]] or {}) if len(named) == 1 else ("", {})
-    else:
-        name, arguments = "", {}
-    if not name or not isinstance(arguments, Mapping) or not isinstance(beside, Mapping):
+        entry = {name: dict(_assignment(part, entry) for part in rest.split(",")) if rest else {}}
+    named = [key for key in entry if key not in ("with", "for")] if isinstance(entry, Mapping) else []
+    parts = [entry[key] or {} for key in (*named, "with", "for") if key in entry] if len(named) == 1 else []
+    parts += [p for part in parts[-1:] if isinstance(part, Mapping) and "for" in entry for p in part.values()]
+    if not parts or not all(isinstance(part, Mapping) for part in parts):
         raise ConfigurationError(
             f"`{json.dumps(entry, default=str)}` is no entry for `{place}`: give a class name, or one name with its "
             "arguments such as `FedProx: {mu: 0.1}`, and other parts of the configuration under `with`."
         )
-    own = _flat(arguments, place)
+    name = str(named[0])
+    own = flat(entry[named[0]] or {}, place)
     text = ", ".join(f"{key.removeprefix(place + '.')}={value}" for key, value in own.items())
     short = name.rpartition(".")[2]
-    return Choice(f"{short}({text})" if text else short, {place: name, **own, **_flat(beside, "")})
+    return Choice(
+        f"{short}({text})" if text else short,
+        {place: name, **own, **flat(entry.get("with") or {})},
+        {data: flat(arguments, place) for data, arguments in (entry.get("for") or {}).items()},
+    )
 
 
 def _assignment(text: str, entry: str) -> tuple[str, Any]:
@@ -122,13 +128,18 @@ def _assignment(text: str, entry: str) -> tuple[str, Any]:
     return key, value
 
 
-def _flat(config: Mapping[str, Any], prefix: str) -> dict[str, str]:
-    """Arguments of the command line for a part of a configuration."""
+def flat(config: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
+    """Arguments of the command line for a part of a configuration.
+
+    Example:
+        >>> flat({"optimizer": {"class_path": "torch.optim.SGD", "init_args": {"lr": 0.1}}})
+        {'optimizer': 'torch.optim.SGD', 'optimizer.lr': '0.1'}
+    """
     found: dict[str, str] = {}
     for key, value in config.items():
         name = prefix if key in ("class_path", "init_args") else f"{prefix}.{key}" if prefix else str(key)
         if isinstance(value, Mapping) and value:
-            found.update(_flat(value, name))
+            found.update(flat(value, name))
         elif not (isinstance(value, Mapping) and key == "init_args"):
             found[name] = value if isinstance(value, str) else json.dumps(value)
     return found
@@ -153,6 +164,8 @@ def read_grid(path: str) -> dict[str, Any]:
         raise ConfigurationError(f"the grid `{path}` cannot be read ({error}): give a YAML file.") from error
     if not isinstance(content, dict) or not content.get("models"):
         raise ConfigurationError(f"the grid `{path}` must list `models`, such as `models: [FedAvg, FedProx]`.")
+    if not isinstance(content.get("with") or {}, dict) or not isinstance(content.get("report") or {}, dict):
+        raise ConfigurationError(f"`with` and `report` of the grid `{path}` must be mappings such as `last: 5`.")
     for key in content:
         if key not in KEYS:
             raise ConfigurationError(f"the grid `{path}` has a key `{key}`, which means nothing. {nearest(key, KEYS)}")

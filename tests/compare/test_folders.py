@@ -1,0 +1,155 @@
+"""What cells leave on disk and how far they are."""
+
+import json
+
+import pytest
+from rich.console import Console
+
+from flightning.compare.cells import Cell
+from flightning.compare.folders import find_state, prepare
+from flightning.compare.runner import Runner, reason
+from flightning.compare.status import Status, remaining
+from flightning.compare.view import Lines, LiveTable, overview
+from flightning.errors import ConfigurationError
+
+
+def cell_in(folder, model="FedAvg", seed=0, **settings):
+    return Cell(model, "", seed, ("--model=FedAvg",), {"model": model, "seed": str(seed), **settings}, folder)
+
+
+def write_summary(cell, **values):
+    summary = {"rounds": 4, "max_rounds": 10, "seconds": 8.0, "final_accuracy": 0.5, "finished": False, **values}
+    cell.folder.mkdir(parents=True, exist_ok=True)
+    (cell.folder / "summary.json").write_text(json.dumps(summary))
+
+
+def test_a_new_folder_is_new(tmp_path):
+    assert find_state(cell_in(tmp_path / "a")) == "new"
+
+
+def test_a_run_without_checkpoint_starts_anew(tmp_path):
+    cell = cell_in(tmp_path / "a")
+    prepare(cell, "new", 1)
+    (cell.folder / "metrics.csv").write_text("round\n1\n")
+    write_summary(cell)
+    assert find_state(cell) == "new"
+    prepare(cell, "new", 1)
+    assert not (cell.folder / "metrics.csv").exists()
+
+
+def test_a_run_with_checkpoint_goes_on_with_its_threads_and_id(tmp_path):
+    cell = cell_in(tmp_path / "a")
+    first = prepare(cell, "new", 1)
+    (cell.folder / "checkpoints").mkdir()
+    (cell.folder / "checkpoints" / "last.ckpt").touch()
+    (cell.folder / "metrics.csv").write_text("round\n1\n")
+    assert find_state(cell) == "interrupted"
+    assert prepare(cell, "interrupted", 2) == first
+    assert (cell.folder / "metrics.csv").exists()
+
+
+def test_a_finished_run_is_finished(tmp_path):
+    cell = cell_in(tmp_path / "a")
+    prepare(cell, "new", 1)
+    write_summary(cell, finished=True)
+    assert find_state(cell) == "finished"
+
+
+def test_a_folder_with_other_settings_is_refused(tmp_path):
+    prepare(cell_in(tmp_path / "a", **{"--trainer.max_epochs": "2"}), "new", 1)
+    with pytest.raises(ConfigurationError, match=r"other settings \(`--trainer.max_epochs`: `2`, now `4`\): choose"):
+        find_state(cell_in(tmp_path / "a", **{"--trainer.max_epochs": "4"}))
+
+
+def test_a_folder_with_a_foreign_run_is_refused(tmp_path):
+    (tmp_path / "metrics.csv").touch()
+    with pytest.raises(ConfigurationError, match="a run that is not of this comparison"):
+        find_state(cell_in(tmp_path))
+
+
+def test_finished_cells_are_skipped(tmp_path):
+    cells = [cell_in(tmp_path / "a"), cell_in(tmp_path / "b", seed=1)]
+    prepare(cells[0], "new", 1)
+    write_summary(cells[0], finished=True)
+    states = [(s.state, s.is_old) for s in Runner(cells, 1, "test").statuses]
+    assert states == [("finished", True), ("waiting", False)]
+
+
+def test_progress_is_read_from_the_summary(tmp_path):
+    status = Status(cell_in(tmp_path / "a"), state="starting")
+    assert not status.refresh()
+    write_summary(status.cell)
+    assert status.refresh()
+    assert not status.refresh()
+    assert (status.state, status.round, status.max_rounds, status.accuracy) == ("training", 4, 10, 0.5)
+    # 8 s for 4 rounds: 6 rounds more take 12 s
+    assert status.seconds_left == pytest.approx(12.0, abs=0.5)
+
+
+def test_time_left_counts_waiting_cells_as_typical_ones(tmp_path):
+    done = Status(cell_in(tmp_path / "a"), state="finished", round=10, max_rounds=10, seconds=20.0)
+    waiting = Status(cell_in(tmp_path / "b"))
+    assert remaining([waiting], 1) is None
+    # a typical cell takes 20 s; two of them side by side take 20 s
+    assert remaining([done, waiting, Status(cell_in(tmp_path / "c"))], 2) == pytest.approx(20.0)
+
+
+def statuses(tmp_path):
+    return [
+        Status(cell_in(tmp_path / "a"), "training", round=4, max_rounds=10, accuracy=0.8125, seconds=8.0),
+        Status(cell_in(tmp_path / "b", "FedProx(mu=-1)"), "failed", error="`mu=-1` must be at least 0"),
+        Status(cell_in(tmp_path / "c", seed=1)),
+        Status(cell_in(tmp_path / "d", seed=2), "finished", is_old=True, round=10, max_rounds=10, seconds=20.0),
+    ]
+
+
+def test_the_live_table_shows_all_cells(tmp_path):
+    console = Console(record=True, width=120, height=40, file=(tmp_path / "screen").open("w"))
+    console.print(LiveTable(statuses(tmp_path), 1, console).table())
+    text = console.export_text()
+    for part in ("4/10", "81.25 %", "12 s", "failed (`mu=-1` must be at least 0)", "waiting", "finished before"):
+        assert part in text
+    assert "1 of 4 finished, 1 failed" in text
+
+
+def test_the_live_table_shows_what_says_most_where_cells_are_many(tmp_path):
+    console = Console(record=True, width=120, height=12, file=(tmp_path / "screen").open("w"))
+    many = statuses(tmp_path) + [Status(cell_in(tmp_path / "x", seed=s)) for s in range(10, 40)]
+    console.print(LiveTable(many, 1, console).table())
+    text = console.export_text()
+    assert "29 cells are not shown" in text
+    assert "4/10" in text
+
+
+def test_lines_tell_what_is_new(tmp_path, capsys):
+    shown = statuses(tmp_path)
+    shown[0].state = "waiting"
+    with Lines(shown, 1) as lines:
+        lines.show()
+        assert capsys.readouterr().out == "1 of 4 cells are finished already.\n"
+        shown[0].state = "starting"
+        lines.show()
+        lines.show()
+        assert capsys.readouterr().out.count("\n") == 1
+        shown[0].state = "finished"
+        lines.show()
+    out = capsys.readouterr().out
+    assert out.startswith("FedAvg, seed 0: finished, round 4/10, accuracy 81.25 %\n2 of 4 finished, 1 failed")
+
+
+def test_overview_without_time_where_nothing_is_known(tmp_path):
+    assert overview([Status(cell_in(tmp_path / "a"))], 1) == "0 of 1 finished"
+
+
+@pytest.mark.parametrize(
+    ("printed", "code", "said"),
+    [
+        ("round 1\nerror: `mu=-1` must be at least 0.\n", 2, "`mu=-1` must be at least 0."),
+        ("Traceback\n  File x\nValueError: boom\n\n", 1, "ValueError: boom"),
+        ("", 3, "exit code 3"),
+        ("round 1\n", -9, r"its process was ended by SIGKILL (out of memory?)"),
+    ],
+)
+def test_the_reason_of_a_failure_is_what_the_run_said(tmp_path, printed, code, said):
+    (tmp_path / "output.txt").write_text(printed)
+    assert reason(tmp_path / "output.txt", code) == said
