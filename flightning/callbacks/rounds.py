@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from lightning_utilities.core.apply_func import apply_to_collection
@@ -72,19 +74,28 @@ class Round:
 
     # --- the stream of Lightning --------------------------------------------------------------------------------
 
-    def before_item(self, is_whole_client: bool) -> None:
-        """A batch, or all batches of a client, come next."""
-        if self._step_in_visit == 0 and self.visits:
+    def before_batch(self) -> None:
+        """A batch comes next."""
+        if self._step_in_visit == 0:
             self._begin_client(self.visits[self._position].client)
-        self._step_in_visit += self.visits[self._position].steps if is_whole_client and self.visits else 1
+        self._step_in_visit += 1
 
-    def after_item(self, is_last: bool) -> None:
-        """A batch, or all batches of a client, have been trained on; ``is_last`` in the last round of all."""
-        if self.visits:
-            if self._step_in_visit < self.visits[self._position].steps:
-                return
+    def after_batch(self) -> None:
+        """A batch has been trained on."""
+        if self._step_in_visit == self.visits[self._position].steps:
             self._end_client()
             self._position, self._step_in_visit = self._position + 1, 0
+
+    @contextmanager
+    def client(self, client: int) -> Iterator[None]:
+        """Train a client inside this block."""
+        self._begin_client(client)
+        yield
+        self._end_client()
+        self._position += 1
+
+    def end_if_done(self, is_last: bool) -> None:
+        """End the round after the last client of this process; ``is_last`` in the last round of all."""
         if self._position == len(self.visits):
             self.processes.wait()  # what others still train is no aggregation
             with self.record.timing("aggregation"):
@@ -111,7 +122,7 @@ class Round:
             self.record.add_client(client)
             self._count("up", upload)
             if not (is_finite(upload) and is_finite({"kept": module.client_state.weights})):
-                self._handle_bad_update(client)
+                self._handle_bad_update(client, "local training", self.record)
                 return
             if self._keeps_optimizer:
                 module.client_state.optimizer = _optimizer_state(self.optimizer)
@@ -122,11 +133,11 @@ class Round:
         self.module.save_client()
         self._changed.append(client)
 
-    def _handle_bad_update(self, client: Client) -> None:
+    def _handle_bad_update(self, client: Client, stage: str, record: RoundRecord) -> None:
         cause = FloatingPointError("its update holds NaN or infinity; lower the learning rate or clip gradients")
         if self.settings.on_bad_update == "raise":
-            raise ClientError(client.id, "local training", self.plan.round_index, cause) from cause
-        self.record.bad_updates += 1
+            raise ClientError(client.id, stage, self.plan.round_index, cause) from cause
+        record.bad_updates += 1
 
     # --- server -------------------------------------------------------------------------------------------------
 
@@ -154,13 +165,18 @@ class Round:
             with module.client_stage("after_aggregation"):
                 upload = module.after_aggregation()
             self._count("up", upload, record)
+            if not is_finite(upload):
+                self._handle_bad_update(client, "after_aggregation", record)
+                continue
             reducer.add(client.id, client.weight, upload)
             self._save_client(client.id)
         self._merge(reducer, record)
         for direction, number in record.bytes.items():
             self.record.bytes[direction] += number
+        self.record.bad_updates += record.bad_updates
         self._seed_server()
-        module.collect(reducer.result())
+        if reducer.num_clients:
+            module.collect(reducer.result())
         module.load_global_weights()
 
     def _merge(self, reducer: Reducer, record: RoundRecord) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain, islice
 from typing import Any
@@ -12,7 +12,10 @@ from numpy.typing import NDArray
 
 from flightning.errors import ClientError, FlightningError
 
-__all__ = ["BatchList", "ClientStream", "RoundPlan", "RoundStream", "Visit", "num_batches", "order_batches"]
+__all__ = ["BatchList", "ClientStream", "Clients", "RoundPlan", "RoundStream", "Visit", "num_batches", "order_batches"]
+
+#: Local steps after which a new item of a stream of clients begins.
+GROUP_STEPS = 64
 
 
 @dataclass(frozen=True)
@@ -83,18 +86,15 @@ def order_batches(
 
 
 class ClientStream:
-    """All batches of one client as a single item of the stream, made while it is iterated.
+    """The batches of one client, made while they are iterated.
 
     Args:
-        visit: Whose batches; ``None`` for a process that trains nobody in this round.
+        visit: Whose batches.
         batches: The batches. The first is made at once, as where every batch is an item of the stream: a data set that
             draws from the global generator then draws the same.
     """
 
-    #: Tells Lightning's transfer to the device that this is no batch.
-    holds_batches = True
-
-    def __init__(self, visit: Visit | None = None, batches: Iterable[Any] = ()) -> None:
+    def __init__(self, visit: Visit, batches: Iterable[Any]) -> None:
         iterator = iter(batches)
         self.visit, self._batches = visit, chain(list(islice(iterator, 1)), iterator)
 
@@ -102,36 +102,53 @@ class ClientStream:
         return self._batches
 
 
+class Clients:
+    """Clients as one item of the stream; none for a process that trains nobody in this round.
+
+    Args:
+        visits: Who.
+        batches: Batches of one visit.
+    """
+
+    #: Tells Lightning's transfer to the device that this is no batch.
+    holds_batches = True
+
+    def __init__(self, visits: Sequence[Visit], batches: Callable[[Visit], Iterator[Any]]) -> None:
+        self.visits, self._batches = visits, batches
+
+    def __iter__(self) -> Iterator[ClientStream]:
+        for visit in self.visits:
+            yield ClientStream(visit, self._batches(visit))
+
+
 class RoundStream:
     """Batches of all visits of a plan; the module's ``training_step`` sees ordinary batches.
 
-    A plan without visits gives a single `ClientStream` without batches: Lightning ends a fit that has nothing to read.
+    A plan without visits gives a single item without clients: Lightning ends a fit that has nothing to read.
 
     Args:
         plan: The round.
         visit_batches: Batches of one visit.
-        whole_clients: Whether an item is a client (`ClientStream`) in place of a batch.
+        whole_clients: Whether an item is a client (`Clients`) in place of a batch. Short clients that follow each
+            other share an item.
     """
 
     def __init__(
         self, plan: RoundPlan, visit_batches: Callable[[RoundPlan, Visit], Iterator[Any]], whole_clients: bool = False
     ) -> None:
         self.plan, self.visit_batches, self.whole_clients = plan, visit_batches, whole_clients
+        self.groups = _in_groups(plan.visits) if whole_clients or not plan.visits else []
 
     def __len__(self) -> int:
-        visits = self.plan.visits
-        return max(1, len(visits) if self.whole_clients else sum(v.steps for v in visits))
+        return len(self.groups) or sum(v.steps for v in self.plan.visits)
 
     def __iter__(self) -> Iterator[Any]:
-        if not self.plan.visits:
-            yield ClientStream()
-        for visit in self.plan.visits:
-            batches = self._named(visit)
-            if self.whole_clients:
-                yield ClientStream(visit, batches)
-            else:
-                yield from batches
-
+        if self.groups:
+            for visits in self.groups:
+                yield Clients(visits, self._named)
+        else:
+            for visit in self.plan.visits:
+                yield from self._named(visit)
 
     def _named(self, visit: Visit) -> Iterator[Any]:
         """Name the client whose samples cannot be read."""
@@ -141,6 +158,19 @@ class RoundStream:
             raise
         except Exception as cause:
             raise ClientError(visit.client, "data loading", self.plan.round_index, cause) from cause
+
+
+def _in_groups(visits: Sequence[Visit]) -> list[list[Visit]]:
+    """Consecutive visits with enough steps that what Lightning does for an item does not show; at least one group."""
+    groups: list[list[Visit]] = [[]]
+    steps = 0
+    for visit in visits:
+        if steps >= GROUP_STEPS:
+            groups.append([])
+            steps = 0
+        groups[-1].append(visit)
+        steps += visit.steps
+    return groups
 
 
 class BatchList:
