@@ -13,9 +13,11 @@ __all__ = [
     "decoupled_distillation",
     "decoupled_divergences",
     "distillation",
+    "hierarchical_log_weights",
     "hierarchical_prototype_contrast",
     "mean_map_distance",
     "model_contrastive",
+    "prototype_contrast",
     "prototype_cross_entropy",
     "representation_distance",
     "supervised_contrastive",
@@ -246,22 +248,69 @@ def hierarchical_prototype_contrast(
         >>> hierarchical_prototype_contrast(z, label, first, p, alpha=0.0)  # log(1 + 1 / e)
         tensor(0.3133)
     """
-    features, prototypes = _precise(features), _precise(prototypes)
-    num_classes, per_class, size = prototypes.shape
-    logits = F.normalize(features, dim=1) @ F.normalize(prototypes.reshape(-1, size), dim=1).T / tau
-    columns = torch.arange(num_classes * per_class, device=logits.device)
-    own = columns == (labels * per_class + assignments)[:, None]
-    same_class = columns // per_class == labels[:, None]
-    log_weights = torch.where(same_class, logits.new_tensor(alpha).log(), logits.new_tensor(1 - alpha).log())
-    weights = logits.new_ones(len(logits)) if importance is None else importance.to(logits)
-    if present is not None:
-        log_weights = log_weights.masked_fill(~present.reshape(-1), -torch.inf)
-        weights = weights * present[labels, assignments]
+    num_classes, per_class, _ = prototypes.shape
+    if present is None:
+        present = torch.ones(num_classes, per_class, dtype=torch.bool, device=prototypes.device)
+    return prototype_contrast(
+        features,
+        labels * per_class + assignments,
+        prototypes.flatten(0, 1),
+        hierarchical_log_weights(present, alpha),
+        tau=tau,
+        importance=present[labels, assignments] if importance is None else importance * present[labels, assignments],
+    )
+
+
+def hierarchical_log_weights(present: Tensor, alpha: float) -> Tensor:
+    r"""Logarithms of the weights with which prototypes enter the sum of :func:`hierarchical_prototype_contrast`.
+
+    Args:
+        present: Which prototypes (C, M) are set; the others have weight 0.
+        alpha: Weight :math:`\alpha` of the same class's other prototypes.
+
+    Returns:
+        A table (C M, C M): in the row of the own prototype 0 for itself, the weights of the others beside it.
+
+    Example:
+        >>> hierarchical_log_weights(torch.ones(2, 1, dtype=torch.bool), alpha=0.5)
+        tensor([[ 0.0000, -0.6931],
+                [-0.6931,  0.0000]])
+    """
+    num_classes, per_class = present.shape
+    classes = torch.arange(num_classes, device=present.device).repeat_interleave(per_class)
+    same, other = torch.tensor([alpha, 1 - alpha], device=present.device).log()
+    table = torch.where(classes[:, None] == classes, same, other).masked_fill(~present.flatten(), -torch.inf)
     # The own prototype always stays: a row of nothing but -inf would have a NaN gradient.
-    log_weights = log_weights.masked_fill(own, 0.0)
-    positive = (logits * own).sum(dim=1)
-    losses = (logits + log_weights).logsumexp(dim=1) - positive
-    return (weights * losses).sum() / weights.sum().clamp_min(torch.finfo(logits.dtype).tiny)
+    return table.fill_diagonal_(0.0)
+
+
+def prototype_contrast(
+    features: Tensor, owners: Tensor, prototypes: Tensor, log_weights: Tensor, *, tau: float, importance: Tensor
+) -> Tensor:
+    """Contrast each sample with its own prototype and, by a table of weights, all others.
+
+    Args:
+        features: Features (n, d).
+        owners: The own prototype (n,) of each sample.
+        prototypes: Prototypes (N, d).
+        log_weights: Logarithm of the weight (N, N) of each prototype (column) by the own prototype (row).
+        tau: Temperature, > 0.
+        importance: Weight of each sample (n,).
+
+    Returns:
+        The mean by importance; 0 if all are 0.
+
+    Example:
+        >>> z, table = torch.tensor([[1.0, 0.0]]), torch.zeros(2, 2)
+        >>> prototype_contrast(z, torch.tensor([0]), torch.eye(2), table, tau=1.0, importance=torch.ones(1))
+        tensor(0.3133)
+    """
+    features, prototypes = _precise(features), _precise(prototypes)
+    logits = F.normalize(features, dim=1) @ F.normalize(prototypes, dim=1).T / tau
+    positive = logits.gather(1, owners[:, None])[:, 0]
+    losses = (logits + log_weights.to(logits)[owners]).logsumexp(dim=1) - positive
+    importance = importance.to(logits)
+    return (importance * losses).sum() / importance.sum().clamp_min(torch.finfo(logits.dtype).tiny)
 
 
 def mean_map_distance(features: Tensor, target: Tensor) -> Tensor:

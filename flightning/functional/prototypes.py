@@ -18,12 +18,14 @@ __all__ = [
     "adaptive_row_weights",
     "align_prototypes",
     "assign",
+    "assign_by",
     "class_means",
     "cluster_means",
     "count_row_weights",
     "initial_prototypes",
     "pool_prototypes",
     "read_out",
+    "scoring",
 ]
 
 #: From fine-grained to class logits: the paper's sum, its mean, or the logarithm of summed probabilities.
@@ -48,7 +50,7 @@ def read_out(fine_logits: Tensor, per_class: int, how: str = "logit_sum") -> Ten
         (tensor([[3., 8.]]), tensor([[0.6931, 0.6931]]))
     """
     check_choice("readout", how, READOUTS)
-    grouped = fine_logits.unflatten(-1, (-1, per_class))
+    grouped = fine_logits.view(*fine_logits.shape[:-1], -1, per_class)
     if how == "prob_sum":
         return grouped.logsumexp(dim=-1)
     return grouped.sum(dim=-1) if how == "logit_sum" else grouped.mean(dim=-1)
@@ -71,13 +73,27 @@ def assign(features: Tensor, labels: Tensor, prototypes: Tensor, cosine: bool = 
         >>> assign(torch.tensor([[0.2, 3.0], [5.0, 1.0]]), torch.tensor([0, 0]), prototypes)
         tensor([1, 0])
     """
-    num_classes, per_class, size = prototypes.shape
-    flat = prototypes.reshape(-1, size)
-    lengths = flat.square().sum(dim=1)
+    return assign_by(features, labels, *scoring(prototypes, cosine))
+
+
+def scoring(prototypes: Tensor, cosine: bool = True) -> tuple[Tensor, Tensor]:
+    """Linear map whose largest value marks the nearest prototype: rows (C, M, d) and offsets (C, M).
+
+    Many batches are assigned to the same prototypes: make it once and use :func:`assign_by`.
+    """
+    lengths = prototypes.square().sum(dim=-1)
     # ||z - P||^2 is least where z.P - ||P||^2 / 2 is largest; on the unit sphere that is the cosine
-    scores = features @ F.normalize(flat, dim=1).T if cosine else features @ flat.T - lengths / 2
-    scores = scores.masked_fill(lengths == 0, -torch.inf)
-    return scores.view(-1, num_classes, per_class)[torch.arange(len(labels), device=labels.device), labels].argmax(1)
+    rows, offsets = (
+        (F.normalize(prototypes, dim=-1), torch.zeros_like(lengths)) if cosine else (prototypes, -lengths / 2)
+    )
+    return rows, offsets.masked_fill(lengths == 0, -torch.inf)
+
+
+def assign_by(features: Tensor, labels: Tensor, rows: Tensor, offsets: Tensor) -> Tensor:
+    """Prototype (n,) of its class nearest to each sample, by the result of :func:`scoring`."""
+    scores = torch.addmm(offsets.flatten(), features, rows.flatten(0, 1).T).view(-1, *offsets.shape)
+    wanted = labels[:, None, None].expand(-1, 1, offsets.shape[1])
+    return scores.gather(1, wanted)[:, 0].argmax(dim=1)
 
 
 def class_means(features: Tensor, labels: Tensor, num_classes: int) -> tuple[Tensor, Tensor]:
@@ -142,7 +158,7 @@ def initial_prototypes(
     """
     prototypes = features.new_zeros(num_classes, per_class, features.shape[1])
     counts = features.new_zeros(num_classes, per_class)
-    for label in labels.unique().tolist():
+    for label in torch.unique(labels).tolist():
         found = kmeans(features[labels == label], per_class, generator)
         order = torch.arange(per_class, device=features.device)
         if fill:
