@@ -22,7 +22,7 @@ from flightning.callbacks.record import RoundRecord
 from flightning.callbacks.rounds import Round
 from flightning.checkpoint_io import AtomicCheckpointIO
 from flightning.datamodules.base import FederatedDataModule
-from flightning.datamodules.stream import ClientStream, RoundPlan
+from flightning.datamodules.stream import Clients, RoundPlan
 from flightning.errors import CheckpointError, ConfigurationError
 from flightning.functional.cohort import SAMPLERS
 from flightning.functional.seeding import resolve_seed
@@ -141,7 +141,7 @@ class Federation(Callback):
         self._planner = self._make_planner(int(trainer.fast_dev_run))  # type: ignore[attr-defined]
         self._data.plan_round = self._own_plan
         self._data.stream_clients = self.local_loop == "fused"
-        trainer.fit_loop.epoch_loop.automatic_optimization = LocalLoop(trainer)
+        trainer.fit_loop.epoch_loop.automatic_optimization = LocalLoop(trainer, lambda: self._current)
         if self._data.stream_clients:
             warn_about_batch_hooks(trainer)
         self._identity = {
@@ -193,6 +193,8 @@ class Federation(Callback):
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Begin a round."""
+        # who asks to stop, such as a timer, stops the run at the end of this round and not between two clients
+        trainer.fit_loop.min_epochs = max(trainer.fit_loop.min_epochs or 0, trainer.current_epoch + 1)
         self._finished = None
         self._round = Round(
             self, self._module, self._planner, self._processes, trainer.optimizers[0], trainer.current_epoch
@@ -200,13 +202,16 @@ class Federation(Callback):
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
         """Begin a client with its first batch."""
-        self._current.before_item(isinstance(batch, ClientStream))
+        if not isinstance(batch, Clients):  # their local loop begins and ends them
+            self._current.before_batch()
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         """End a client with its last batch, and the round with its last client."""
-        self._current.after_item(is_last=trainer.current_epoch + 1 == trainer.max_epochs)
+        if not isinstance(batch, Clients):
+            self._current.after_batch()
+        self._current.end_if_done(is_last=trainer.current_epoch + 1 == trainer.max_epochs)
 
     @property
     def _current(self) -> Round:

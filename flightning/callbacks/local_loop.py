@@ -1,7 +1,7 @@
 """The local steps of a client inside Lightning's training loop.
 
-Lightning runs one optimization loop per batch of its stream. Here that batch is either an ordinary one, and Lightning's
-own loop takes the step, or a whole client (`ClientStream`), whose local steps are taken one after the other without
+Lightning runs one optimization loop per item of its stream. Here an item is either an ordinary batch, and Lightning's
+own loop takes the step, or whole clients (`Clients`), whose local steps are taken one after the other without
 Lightning's bookkeeping in between. Both take the same steps, bit for bit.
 """
 
@@ -23,10 +23,11 @@ from lightning.pytorch.strategies import DDPStrategy, Strategy
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor
-from torch.optim import Optimizer
+from torch.optim import LBFGS, Optimizer
 
 from flightning.algorithms.base import FederatedMixin
-from flightning.datamodules.stream import ClientStream
+from flightning.callbacks.rounds import Round
+from flightning.datamodules.stream import Clients, ClientStream
 
 __all__ = ["LOCAL_LOOPS", "LocalLoop", "warn_about_batch_hooks"]
 
@@ -61,25 +62,31 @@ def warn_about_batch_hooks(trainer: Trainer) -> None:
 
 
 class LocalLoop(_AutomaticOptimization):
-    """Lightning's optimization loop, which also takes all steps of a client at once.
+    """Lightning's optimization loop, which also trains whole clients.
 
     Args:
         trainer: The Trainer whose loop it replaces.
+        current_round: Tells the round that is under way.
     """
 
-    def __init__(self, trainer: Trainer) -> None:
+    def __init__(self, trainer: Trainer, current_round: Callable[[], Round]) -> None:
         super().__init__(trainer)
+        self._current_round = current_round
         self._steps_in_round = 0
 
     def run(self, optimizer: Optimizer, batch_idx: int, kwargs: OrderedDict[str, Any]) -> dict[str, Any]:
-        """Take one step, or all steps of a client."""
-        client = kwargs["batch"]
-        if not isinstance(client, ClientStream):
+        """Take one step, or all steps of some clients."""
+        clients = kwargs["batch"]
+        if not isinstance(clients, Clients):
             output: dict[str, Any] = super().run(optimizer, batch_idx, kwargs)
             return output
         if batch_idx == 0:
             self._steps_in_round = 0
-        return self._run_client(optimizer, client, kwargs)
+        output = {}
+        for client in clients:
+            with self._current_round().client(client.visit.client):
+                output = self._run_client(optimizer, client, kwargs)
+        return output
 
     @property
     def _module(self) -> FederatedMixin:
@@ -134,10 +141,11 @@ class LocalLoop(_AutomaticOptimization):
 
     def _direct_step(self, optimizer: Optimizer) -> _Step:
         trainer, module, client = self.trainer, self._module, self._module._training_client
-        progress = self.optim_progress.optimizer.step
-        parameters = [p for group in optimizer.param_groups for p in group["params"]]
+        progress, groups = self.optim_progress.optimizer.step, optimizer.param_groups
+        parameters = [p for group in groups for p in group["params"]]
         forward_context = _forward_context(trainer.strategy.precision_plugin)
         clipping = trainer.gradient_clip_val, trainer.gradient_clip_algorithm
+        evaluates_once = _evaluates_once(optimizer)
 
         def closure(batch: Any, index: int) -> Tensor:
             module._current_fx_name = "training_step"  # `self.log` asks for it
@@ -147,17 +155,24 @@ class LocalLoop(_AutomaticOptimization):
             for parameter in parameters:
                 parameter.grad = None
             loss.backward()  # type: ignore[no-untyped-call]
-            module.configure_gradient_clipping(optimizer, *clipping)
+            if clipping[0]:
+                module.configure_gradient_clipping(optimizer, *clipping)
+            else:
+                module.correct_gradients()
             return loss
 
         def step(batch: Any, index: int) -> dict[str, Any]:
             progress.increment_ready()
             with module.client_stage("optimizer_step"):
-                loss = optimizer.step(functools.partial(closure, batch, index))  # type: ignore[arg-type]
+                if evaluates_once:
+                    loss = closure(batch, index)
+                    optimizer.step()
+                else:
+                    loss = optimizer.step(functools.partial(closure, batch, index))  # type: ignore[assignment, arg-type]
             progress.increment_completed()
             client.steps += 1
-            client.step_sizes.append(float(optimizer.param_groups[0]["lr"]))
-            return {"loss": loss.detach()} if isinstance(loss, Tensor) else {}
+            client.step_sizes.append(float(groups[0]["lr"]))
+            return {"loss": loss}
 
         return step
 
@@ -181,6 +196,11 @@ def _steps_plainly(precision: Precision) -> bool:
     if isinstance(precision, MixedPrecision):
         return precision.scaler is None
     return type(precision).optimizer_step is Precision.optimizer_step
+
+
+def _evaluates_once(optimizer: Optimizer) -> bool:
+    """Whether it begins its step with the closure and does not call it again."""
+    return type(optimizer).__module__.startswith("torch.optim.") and not isinstance(optimizer, LBFGS)
 
 
 def _forward_context(precision: Precision) -> Callable[[], AbstractContextManager[None]]:
