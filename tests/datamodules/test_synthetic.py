@@ -41,8 +41,8 @@ def test_synthetic_labels_come_from_one_linear_model_where_data_is_iid():
     """A linear classifier of some clients fits the others where data is IID, and does not where it is not."""
     scores = []
     for iid in (True, False):
-        data = set_up(Synthetic(1.0, 1.0, iid=iid, seed=0, num_clients=10))
-        first, others = np.concatenate(data.parts[:5]), np.concatenate(data.parts[5:])
+        data = set_up(Synthetic(1.0, 1.0, iid=iid, seed=0, num_clients=40))
+        first, others = np.concatenate(data.parts[:30]), np.concatenate(data.parts[30:])
         x, y = data.train_source.inputs[first], data.train_source.targets[first]
         torch.manual_seed(0)
         linear = torch.nn.Linear(60, 10)
