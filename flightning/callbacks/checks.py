@@ -6,7 +6,8 @@ from typing import Any
 
 import numpy as np
 from lightning.pytorch import LightningModule, Trainer
-from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.callbacks import GradientAccumulationScheduler, ModelCheckpoint
+from lightning.pytorch.core.optimizer import _MockOptimizer
 from numpy.typing import NDArray
 
 from flightning.algorithms.base import FederatedMixin
@@ -52,6 +53,11 @@ def check_trainer(trainer: Trainer) -> None:
             "remove it and raise `data.batch_size` instead",
         ),
         (
+            any(isinstance(c, GradientAccumulationScheduler) for c in trainer.callbacks),  # type: ignore[attr-defined]
+            "`GradientAccumulationScheduler` would add gradients of different clients",
+            "remove it and raise `data.batch_size` instead",
+        ),
+        (
             bool(overfit_batches),
             f"`overfit_batches={overfit_batches}` would cut the round's stream of clients",
             "set `federation.local_steps` to a small number instead",
@@ -91,10 +97,12 @@ def _saves_inside_rounds(callback: Any) -> bool:
 
 def check_optimizers(trainer: Trainer) -> None:
     """Refuse more than one optimizer, and schedulers that step inside a round."""
-    if len(trainer.optimizers) != 1:
+    # where `configure_optimizers` returns nothing, Lightning trains with a mock
+    optimizers = [o for o in trainer.optimizers if not isinstance(o, _MockOptimizer)]
+    if len(optimizers) != 1:
         raise ConfigurationError(
-            f"`configure_optimizers` returned {len(trainer.optimizers)} optimizers, but a local step is one step of "
-            "one: return a single optimizer, with parameter groups where rates differ."
+            f"`configure_optimizers` returned {len(optimizers)} optimizers, but a local step is one step of one: "
+            "return a single optimizer, with parameter groups where rates differ."
         )
     for config in trainer.lr_scheduler_configs:
         if config.interval != "epoch":
