@@ -11,15 +11,20 @@ from flightning.algorithms.fedavgm import FedAvgM, FedAvgMMixin
 from flightning.algorithms.fedbn import FedBN, FedBNMixin
 from flightning.algorithms.fedcd import FedCD, FedCDMixin
 from flightning.algorithms.fedcurv import FedCurv, FedCurvMixin
+from flightning.algorithms.feddc import FedDC, FedDCMixin
 from flightning.algorithms.feddyn import FedDyn, FedDynMixin
 from flightning.algorithms.fedir import FedIR, FedIRMixin
+from flightning.algorithms.fednova import FedNova, FedNovaMixin
 from flightning.algorithms.fedopt import FedOpt, FedOptMixin
 from flightning.algorithms.fedpd import FedPD, FedPDMixin
+from flightning.algorithms.fedproc import FedProc, FedProcMixin
 from flightning.algorithms.fedproto import FedProto, FedProtoMixin
 from flightning.algorithms.fedprox import FedProx, FedProxMixin
 from flightning.algorithms.fedrl import FedRL, FedRLMixin
 from flightning.algorithms.fedyogi import FedYogi, FedYogiMixin
 from flightning.algorithms.ida import IDA, IDAMixin
+from flightning.algorithms.moon import MOON, MOONMixin
+from flightning.algorithms.qfedavg import QFedAvg, QFedAvgMixin
 from flightning.algorithms.rfedavg import RFedAvg, RFedAvgMixin
 from flightning.algorithms.rfedavg_plus import RFedAvgPlus, RFedAvgPlusMixin
 from flightning.algorithms.scaffold import SCAFFOLD, SCAFFOLDMixin
@@ -29,6 +34,7 @@ from flightning.algorithms.solo import SOLO, SOLOMixin
 __all__ = [
     "CDFDM",
     "IDA",
+    "MOON",
     "SCAFFOLD",
     "SOLO",
     "CDFDMMixin",
@@ -50,14 +56,20 @@ __all__ = [
     "FedCDMixin",
     "FedCurv",
     "FedCurvMixin",
+    "FedDC",
+    "FedDCMixin",
     "FedDyn",
     "FedDynMixin",
     "FedIR",
     "FedIRMixin",
+    "FedNova",
+    "FedNovaMixin",
     "FedOpt",
     "FedOptMixin",
     "FedPD",
     "FedPDMixin",
+    "FedProc",
+    "FedProcMixin",
     "FedProto",
     "FedProtoMixin",
     "FedProx",
@@ -68,6 +80,9 @@ __all__ = [
     "FedYogiMixin",
     "FederatedMixin",
     "IDAMixin",
+    "MOONMixin",
+    "QFedAvg",
+    "QFedAvgMixin",
     "RFedAvg",
     "RFedAvgMixin",
     "RFedAvgPlus",

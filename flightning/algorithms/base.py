@@ -233,7 +233,9 @@ algorithm would be ignored: write the mixins first, `class Wrong(FederatedMixin,
     ) -> Tensor:
         prefix = self.forward_root_prefix
         args, kwargs = self._taps.call(prefix.rstrip("."))
-        named = {n[len(prefix) :]: w for n, w in (weights or self.global_weights).items() if n.startswith(prefix)}
+        # what the client keeps of the model belongs to what it has received
+        weights = weights or {**self.global_weights, **self.client_state.weights}
+        named = {n[len(prefix) :]: w for n, w in weights.items() if n.startswith(prefix)}
         until, before = (name[len(prefix) :] if name else None for name in (until, before))
         with self._taps.paused():
             return frozen_forward(self.forward_root, named, args, kwargs, until, before, training)

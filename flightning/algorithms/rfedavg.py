@@ -1,7 +1,7 @@
 r"""rFedAvg: pull the mean features of each client toward those of the others.
 
-Wang et al., "Distribution-Regularized Federated Learning on Non-IID Data", ICDE 2023, Eq. 3-5 and Algorithm 1.
-https://doi.org/10.1109/ICDE55515.2023.00164
+Wang, Tong, Zhou, Zhang, Pan, Fan and Yang, "Distribution-Regularized Federated Learning on Non-IID Data",
+Eq. 3-5 and Algorithm 1. https://github.com/BUAA-BDA/rfedavg
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 r"""rFedAvg+: as rFedAvg, with maps of the aggregated model and their mean as the only target.
 
-Wang et al., "Distribution-Regularized Federated Learning on Non-IID Data", ICDE 2023, Algorithm 2.
-https://doi.org/10.1109/ICDE55515.2023.00164
+Wang, Tong, Zhou, Zhang, Pan, Fan and Yang, "Distribution-Regularized Federated Learning on Non-IID Data",
+Algorithm 2. https://github.com/BUAA-BDA/rfedavg
 """
 
 from __future__ import annotations
