@@ -1,0 +1,97 @@
+import json
+
+import pytest
+
+from flightning.algorithms import FedAvg
+from flightning.callbacks import Federation, RoundLogging, RunReport
+from flightning.callbacks.run_report import format_bytes
+from flightning.errors import ConfigurationError
+from flightning.loggers import RoundCSVLogger
+from tests.classification import make_data, make_module
+from tests.problems import QuadraticModule, fit
+
+PNG = b"\x89PNG\r\n\x1a\n"
+
+
+def run(folder, rounds=3, module=None, **kwargs):
+    callbacks = [RoundLogging(), RunReport(folder)]
+    module = module or make_module(FedAvg)
+    data = kwargs.pop("data", None) or make_data()
+    fit(module, data, rounds, Federation(seed=4), callbacks, logger=RoundCSVLogger(folder), **kwargs)
+    return json.loads((folder / "summary.json").read_text())
+
+
+def test_summary_and_pictures(tmp_path, capsys):
+    summary = run(tmp_path)
+    rows = RoundCSVLogger(tmp_path)
+    rows._open()
+    accuracies = {r: row["val/accuracy"] for r, row in rows.rows.items()}
+    best = max(accuracies, key=lambda r: accuracies[r])
+    assert summary["model"] == "FedAvg"
+    assert summary["rounds"] == 3
+    assert summary["finished"] is True
+    assert summary["best_round"] == best
+    assert summary["best_accuracy"] == accuracies[best]
+    assert summary["final_accuracy"] == accuracies[3]
+    parameters = sum(p.numel() for p in make_module(FedAvg).parameters())
+    assert summary["bytes_up"] == summary["bytes_down"] == 3 * 3 * 4 * parameters
+    for name in ("partition.png", "learning_curve.png"):
+        assert (tmp_path / name).read_bytes().startswith(PNG)
+    shown = capsys.readouterr().out
+    assert "best accuracy" in shown
+    assert f"The run lies in {tmp_path}" in shown.replace("\n", "")
+
+
+def test_an_interrupted_run_can_be_read_too(tmp_path):
+    class Stopping(FedAvg):
+        def on_round_start(self):
+            if self.round_index == 2:
+                raise KeyboardInterrupt
+
+    with pytest.raises((KeyboardInterrupt, SystemExit)):
+        run(tmp_path, module=make_module(Stopping))
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    assert summary["rounds"] == 2
+    assert summary["finished"] is False
+
+
+def test_a_module_without_accuracy(tmp_path, capsys):
+    from flightning.algorithms import FedAvgMixin
+    from flightning.datamodules.synthetic import Quadratic
+
+    module = type("FedQuadratic", (FedAvgMixin, QuadraticModule), {})()
+    summary = run(tmp_path, module=module, data=Quadratic())
+    assert summary["best_accuracy"] is None
+    assert (tmp_path / "learning_curve.png").exists()
+    assert "-" in capsys.readouterr().out
+
+
+def test_bad_updates_are_mentioned_at_the_end(tmp_path, capsys):
+    class Bad(FedAvg):
+        def on_client_end(self):
+            upload = super().on_client_end()
+            upload["weights"] = {n: w * float("nan") for n, w in upload["weights"].items()}
+            return upload
+
+    run(tmp_path, rounds=1, module=make_module(Bad))
+    assert "3 client updates held NaN or infinity and were left out" in capsys.readouterr().out
+
+
+def test_an_unwritable_folder_is_refused_before_any_work(tmp_path):
+    (tmp_path / "file").write_text("")
+
+    class Untouched(FedAvg):
+        def training_step(self, batch, batch_idx):
+            raise AssertionError("a local step was taken")
+
+    with pytest.raises(
+        ConfigurationError, match=r"the run's folder `.*` cannot be written .*`--trainer.default_root_dir`"
+    ):
+        run(tmp_path / "file" / "run", module=make_module(Untouched))
+
+
+@pytest.mark.parametrize(
+    ("count", "text"), [(999, "999 B"), (1000, "1.0 kB"), (2_345_678, "2.3 MB"), (7e12, "7.0 TB"), (9e15, "9000.0 TB")]
+)
+def test_bytes_for_people(count, text):
+    assert format_bytes(count) == text
