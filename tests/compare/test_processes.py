@@ -122,8 +122,8 @@ def test_other_settings_in_the_same_folder_are_refused(finished):
     assert "other settings (`--trainer.max_epochs`: `2`, now `3`)" in err
 
 
-def start_and_wait_for_a_round(folder):
-    process = start(folder, "--models", "FedAvg", *LONG)
+def start_and_wait_for_a_round(folder, options=LONG):
+    process = start(folder, "--models", "FedAvg", *options)
     checkpoint = folder / "out" / "fedavg" / "seed_0" / "checkpoints" / "last.ckpt"
     wait_for(lambda: checkpoint.exists() or process.poll() is not None, "the first checkpoint")
     assert process.poll() is None, process.communicate()
@@ -163,8 +163,9 @@ def test_an_interrupted_cell_goes_on(interrupted):
 
 
 def test_kill_9_leaves_no_process(tmp_path):
-    process, child = start_and_wait_for_a_round(tmp_path)
-    second = start(tmp_path, "--models", "FedAvg", *LONG)
+    endless = [*LONG[:-1], "100000"]
+    process, child = start_and_wait_for_a_round(tmp_path, endless)
+    second = start(tmp_path, "--models", "FedAvg", *endless)
     _, err = second.communicate(timeout=PATIENCE)
     assert "another comparison is running in `out`" in err
     process.kill()
