@@ -62,9 +62,16 @@ def num_bytes(payload: Mapping[str, Any], overhead: int = 0) -> int:
 
 def is_finite(payload: Mapping[str, Any]) -> bool:
     """Whether no floating-point tensor of the payload holds NaN or infinity."""
-    # a sum of absolute values is finite exactly where all of them are (float64: no overflow of float32 values)
-    sums = [t.abs().sum(dtype=torch.float64) for _, t in flat_items(payload) if t.is_floating_point()]
-    return not sums or bool(torch.isfinite(torch.stack([s.cpu() for s in sums]).sum()))
+    tensors = [t for _, t in flat_items(payload) if t.is_floating_point()]
+    # one pass without a copy settles nearly all cases: NaN and infinity never leave a sum
+    if not tensors or _all_finite([t.sum() for t in tensors]):
+        return True
+    # but large numbers may overflow it; a sum of absolute values in double precision is finite if they all are
+    return _all_finite([t.abs().sum(dtype=torch.float64) for t in tensors])
+
+
+def _all_finite(numbers: list[Tensor]) -> bool:
+    return bool(torch.isfinite(torch.stack([n.double().cpu() for n in numbers]).sum()))
 
 
 class Reducer:
