@@ -11,55 +11,25 @@ import functools
 import inspect
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import torch
 from lightning.pytorch import LightningModule
-from lightning.pytorch.utilities.data import extract_batch_size
-from torch import Tensor, nn
+from torch import Tensor
 from torch.optim import Optimizer
 
-from flightning.algorithms.evaluation import PersonalEvaluation
-from flightning.algorithms.observe import LayerTaps, frozen_forward, without_noise
+from flightning.algorithms.client import Client, Weights, at_least_float32
+from flightning.algorithms.composition import check_bases, check_module_behind, check_names, merged_reductions
+from flightning.algorithms.observe import LayerTaps
 from flightning.algorithms.state import ClientStates, State
-from flightning.errors import CheckpointError, ClientError, CompositionError, ConfigurationError, FlightningError
-from flightning.functional.aggregation import REDUCTIONS, Payload
-from flightning.functional.layers import last_linear
+from flightning.algorithms.view import FederatedView
+from flightning.errors import CheckpointError, ClientError, ConfigurationError, FlightningError
+from flightning.functional.aggregation import Payload
 
 __all__ = ["Client", "FederatedMixin", "Weights"]
 
-Weights = dict[str, Tensor]
 
-
-@dataclass
-class Client:
-    """The client that is training now.
-
-    Args:
-        id: Its number.
-        num_samples: Its training samples.
-        weight: Its weight in ``mean`` reductions, not normalised.
-        steps_per_epoch: Local steps of one pass over its samples.
-        share: Its share of the objective: its weight over that of all clients that can train, sampled or not.
-        steps: Optimizer steps it has taken this round; a step that a gradient scaler skipped is not counted.
-        step_sizes: Learning rate of each of these steps.
-        losses: Sums over the round of the task loss and each regularization term.
-        counts: Numbers that are added up over the cohort and logged as ``round/<name>``.
-    """
-
-    id: int
-    num_samples: int
-    weight: float
-    steps_per_epoch: int = 1
-    share: float = 1.0
-    steps: int = 0
-    step_sizes: list[float] = field(default_factory=list)
-    losses: dict[str, Tensor] = field(default_factory=dict)
-    counts: dict[str, int] = field(default_factory=dict)
-
-
-class FederatedMixin(PersonalEvaluation, LightningModule):
+class FederatedMixin(FederatedView, LightningModule):
     """Federated averaging of any `LightningModule`, and the hooks that other algorithms change.
 
     The hooks, in the order of a round. Server: `on_round_start`, `download`; client: `on_client_start`, then in each
@@ -97,15 +67,13 @@ algorithm would be ignored: write the mixins first, `class Wrong(FederatedMixin,
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        _check_order(cls)
-        _check_ownership(cls)
-        _check_aggregation_order(cls)
-        cls.reductions = _merged_reductions(cls)
+        check_bases(cls, FederatedMixin)
+        cls.reductions = merged_reductions(cls, FederatedMixin)
 
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        _check_names(self)
-        _check_module_behind(type(self))
+        check_names(self, FederatedMixin)
+        check_module_behind(type(self), FederatedMixin)
         # a class or function, such as that of the network, would make the checkpoint unreadable for a safe loader
         self.save_hyperparameters(ignore=[name for name, value in kwargs.items() if callable(value)])
         self.server_state = State()
@@ -155,150 +123,6 @@ algorithm would be ignored: write the mixins first, `class Wrong(FederatedMixin,
         """Make inputs and outputs of these layers available in `regularization`; call it in `on_federation_start`."""
         for name in names:
             self._taps.watch(name)
-
-    # --- what an algorithm may look at --------------------------------------------------------------------------
-
-    @property
-    def round_index(self) -> int:
-        """The current round, counted from 0."""
-        return self.current_epoch
-
-    @property
-    def num_rounds(self) -> int:
-        """Rounds of the whole federation."""
-        return int(self.trainer.max_epochs or 0)
-
-    @property
-    def federated_data(self) -> Any:
-        """The federated data module."""
-        return self.trainer.datamodule  # type: ignore[attr-defined]
-
-    @property
-    def forward_root(self) -> nn.Module:
-        """The module whose call is the forward pass: ``self.net`` if there is one, else the module itself."""
-        net = getattr(self, "net", None)
-        return net if isinstance(net, nn.Module) else self
-
-    @property
-    def forward_root_prefix(self) -> str:
-        """What the names of `forward_root` begin with in the names of this module."""
-        return "" if self.forward_root is self else "net."
-
-    @property
-    def feature_layer(self) -> str:
-        """Name of the layer whose input is the feature vector: the last `Linear`."""
-        if self._feature_layer is None:  # kept: a walk over all layers would show in small local steps
-            self._feature_layer = last_linear(self)
-        return self._feature_layer
-
-    @property
-    def penultimate(self) -> Tensor:
-        """Input of the last `Linear` in this local step, with gradient; needs `watch_layers(self.feature_layer)`."""
-        return self._taps.input(self.feature_layer)
-
-    def layer_output(self, name: str) -> Tensor:
-        """Output of a watched layer in this local step, with gradient."""
-        return self._taps.output(name)
-
-    @property
-    def feature_size(self) -> int:
-        """Number of features."""
-        return int(self.get_submodule(self.feature_layer).in_features)  # type: ignore[arg-type]
-
-    def frozen_forward(
-        self, weights: Weights | None = None, until: str | None = None, training: bool = False
-    ) -> Tensor:
-        """Run the batch of this local step through frozen weights, without gradient.
-
-        Args:
-            weights: Weights by name in this module; ``None`` takes the global weights.
-            until: Layer of this module after which the pass is cut short; ``None`` runs to the end of `forward_root`.
-            training: Whether BatchNorm and dropout stay in training mode; no running statistics are changed.
-
-        Returns:
-            Output of that layer. Needs `watch_layers` of the network (``"net"``, or ``""`` where it is the module).
-        """
-        return self._run_frozen(weights, until=until, training=training)
-
-    def frozen_features(self, weights: Weights | None = None) -> Tensor:
-        """Features (input of the last `Linear`) of the batch of this local step under frozen weights.
-
-        Args:
-            weights: Weights by name in this module; ``None`` takes the global weights.
-        """
-        return self._run_frozen(weights, before=self.feature_layer)
-
-    def _run_frozen(
-        self, weights: Weights | None, until: str | None = None, before: str | None = None, training: bool = False
-    ) -> Tensor:
-        prefix = self.forward_root_prefix
-        args, kwargs = self._taps.call(prefix.rstrip("."))
-        # what the client keeps of the model belongs to what it has received
-        weights = weights or {**self.global_weights, **self.client_state.weights}
-        named = {n[len(prefix) :]: w for n, w in weights.items() if n.startswith(prefix)}
-        until, before = (name[len(prefix) :] if name else None for name in (until, before))
-        with self._taps.paused():
-            return frozen_forward(self.forward_root, named, args, kwargs, until, before, training)
-
-    def trainable(self) -> Weights:
-        """Live parameters that are trained, by name; updates of clients are over these."""
-        return {n: p for n, p in self.named_parameters() if p.requires_grad}
-
-    def shared_parameters(self) -> Weights:
-        """Live parameters that are trained and exchanged, by name."""
-        return {n: p for n, p in self.trainable().items() if self.is_shared(n)}
-
-    def live_weights(self) -> Weights:
-        """Live trained parameters and persistent buffers, by name."""
-        buffers = {n: b for n, b in self.named_buffers() if n in self._persistent}
-        return {**self.trainable(), **buffers}
-
-    def zeros_like_parameters(self) -> Weights:
-        """A zero for every trained parameter, in at least single precision."""
-        return {n: torch.zeros_like(p, dtype=_at_least_float32(p)).detach() for n, p in self.trainable().items()}
-
-    def client_batches(self) -> Iterator[Any]:
-        """All training batches of the current client on the module's device, in stored order, without augmentation."""
-        for batch in self.federated_data.client_batches(self._training_client.id):
-            yield self.trainer.strategy.batch_to_device(self.trainer.precision_plugin.convert_input(batch))
-
-    def task_losses(self) -> Iterator[tuple[Tensor, int]]:
-        """Task loss of each batch of `client_batches` at the live weights, with its number of samples.
-
-        BatchNorm uses its running statistics and dropout is off; nothing is logged. Gradients are recorded unless the
-        caller switches them off.
-        """
-        for index, batch in enumerate(self.client_batches()):
-            precision = self.trainer.precision_plugin.forward_context()
-            with self.silence(), without_noise(self), self._taps.listening(), precision:
-                output = self._call_user_step("training_step", super().training_step, (batch, index))
-                loss = self.task_loss(output["loss"] if isinstance(output, Mapping) else output, batch)
-            yield loss, extract_batch_size(batch)
-
-    def split_batch(self, batch: Any) -> tuple[Any, Tensor]:
-        """Inputs and targets of a batch; define it in your module where batches are no ``(inputs, targets)`` pairs."""
-        own = getattr(super(), "split_batch", None)
-        if own is not None:
-            pair: tuple[Any, Tensor] = own(batch)
-            return pair
-        if not isinstance(batch, list | tuple) or len(batch) < 2:
-            raise ConfigurationError(
-                f"a batch is a `{type(batch).__name__}`, but `{type(self).__name__}` needs inputs and targets: "
-                "define `split_batch(self, batch)` in your module to return the pair."
-            )
-        return batch[0], batch[1]
-
-    @torch.no_grad()
-    def client_features(self) -> Iterator[tuple[Tensor, Tensor]]:
-        """Features and targets of all samples of the current client, in evaluation mode and without gradient."""
-        prefix = self.forward_root_prefix
-        weights = {n[len(prefix) :]: w for n, w in self.live_weights().items() if n.startswith(prefix)}
-        for batch in self.client_batches():
-            inputs, targets = self.split_batch(batch)
-            with self.trainer.precision_plugin.forward_context():
-                before = self.feature_layer[len(prefix) :]
-                features = frozen_forward(self.forward_root, weights, (inputs,), {}, before=before)
-            yield features, targets
 
     # --- server hooks -------------------------------------------------------------------------------------------
 
@@ -371,7 +195,7 @@ algorithm would be ignored: write the mixins first, `class Wrong(FederatedMixin,
         self.setup_bytes, self._feature_layer = 0, None
         self._persistent = set(self.state_dict())
         self._trained = set(self.trainable())
-        self.global_weights = {n: w.detach().to(_at_least_float32(w)).clone() for n, w in self.live_weights().items()}
+        self.global_weights = {n: w.detach().to(at_least_float32(w)).clone() for n, w in self.live_weights().items()}
         self._initial_buffers = {
             n: w.clone() for n, w in self.global_weights.items() if buffer_policy == "reset" and n not in self._trained
         }
@@ -524,92 +348,3 @@ def _num_positional(function: Callable[..., Any]) -> int:
     if inspect.Parameter.VAR_POSITIONAL in kinds:
         return 99
     return sum(k in (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD) for k in kinds)
-
-
-def _at_least_float32(tensor: Tensor) -> torch.dtype:
-    return torch.promote_types(tensor.dtype, torch.float32) if tensor.is_floating_point() else tensor.dtype
-
-
-def _mixins(cls: type) -> list[type[FederatedMixin]]:
-    return [c for c in cls.__mro__ if issubclass(c, FederatedMixin)]
-
-
-def _check_order(cls: type) -> None:
-    last_mixin = cls.__mro__.index(FederatedMixin) if FederatedMixin in cls.__mro__ else 0
-    for base in cls.__mro__[:last_mixin]:
-        if issubclass(base, LightningModule) and not issubclass(base, FederatedMixin):
-            mixin = next(c for c in cls.__mro__[cls.__mro__.index(base) :] if issubclass(c, FederatedMixin))
-            raise CompositionError(
-                f"`{cls.__name__}` puts `{base.__name__}` before the mixin `{mixin.__name__}`, so the algorithm would "
-                f"be ignored: write the mixins first, `class {cls.__name__}({mixin.__name__}, {base.__name__})`."
-            )
-
-
-def _check_module_behind(cls: type) -> None:
-    behind = cls.__mro__[cls.__mro__.index(FederatedMixin) + 1 :]
-    framework = (PersonalEvaluation, LightningModule)
-    if any("training_step" in vars(c) for c in behind if issubclass(c, LightningModule) and c not in framework):
-        return
-    mixin = next(c for c in _mixins(cls) if c.__module__ != cls.__module__ or c is FederatedMixin)
-    raise CompositionError(
-        f"`{cls.__name__}` has no module with a `training_step` behind `{mixin.__name__}`, so the algorithm would be "
-        f"skipped: write the module as a class of its own, `class Model(LightningModule)`, and put the mixin in front "
-        f"of it, `class {cls.__name__}({mixin.__name__}, Model)`."
-    )
-
-
-def _check_names(module: LightningModule) -> None:
-    for name, _ in [*module.named_children(), *module.named_parameters(recurse=False)]:
-        if hasattr(FederatedMixin, name) and not hasattr(LightningModule, name):
-            raise CompositionError(
-                f"`{type(module).__name__}` has a layer or parameter called `{name}`, a name that the algorithms use: "
-                f"rename it, for instance to `{name}_layer`."
-            )
-
-
-def _check_ownership(cls: type) -> None:
-    owners: dict[str, str] = {}
-    for mixin in _mixins(cls):
-        for power in vars(mixin).get("owns", ()):
-            if power in owners:
-                raise CompositionError(
-                    f"`{cls.__name__}` cannot combine `{owners[power]}` and `{mixin.__name__}`: both own the "
-                    f"{power}. Keep one of them."
-                )
-            owners[power] = mixin.__name__
-
-
-def _check_aggregation_order(cls: type) -> None:
-    mixins = _mixins(cls)
-    for owner in [m for m in mixins if "aggregation rule" in vars(m).get("owns", ())]:
-        for mixin in mixins[: mixins.index(owner)]:
-            if "aggregate" in vars(mixin) and not issubclass(mixin, owner):
-                raise CompositionError(
-                    f"`{cls.__name__}` puts `{mixin.__name__}` before `{owner.__name__}`, which alone knows how to "
-                    f"turn its uploads into weights: write `{owner.__name__}` first."
-                )
-
-
-def _merged_reductions(cls: type) -> dict[str, str]:
-    merged: dict[str, str] = {}
-    declared: dict[str, tuple[str, str]] = {}
-    for mixin in reversed(_mixins(cls)):
-        for name, rule in dict(vars(mixin).get("reductions", {})).items():
-            if rule not in REDUCTIONS:
-                raise CompositionError(
-                    f"`{mixin.__name__}` reduces `{name}` by `{rule}`: choose one of {', '.join(REDUCTIONS)}."
-                )
-            owner, other = declared.get(name, ("", rule))
-            if other != rule and not issubclass(mixin, _class_named(cls, owner)):
-                raise CompositionError(
-                    f"`{cls.__name__}` cannot combine `{mixin.__name__}` and `{owner}`: they reduce the upload "
-                    f"`{name}` by different rules (`{rule}`, `{other}`). Keep one of them."
-                )
-            if mixin is not FederatedMixin and rule != merged.get(name):
-                declared[name] = mixin.__name__, rule
-            merged[name] = rule
-    return merged
-
-
-def _class_named(cls: type, name: str) -> type:
-    return next(c for c in cls.__mro__ if c.__name__ == name)

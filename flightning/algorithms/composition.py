@@ -1,0 +1,110 @@
+"""What may stand together in one class is decided when the class is made."""
+
+from __future__ import annotations
+
+from lightning.pytorch import LightningModule
+
+from flightning.errors import CompositionError
+from flightning.functional.aggregation import REDUCTIONS
+
+__all__ = ["check_bases", "check_module_behind", "check_names", "merged_reductions"]
+
+
+def check_bases(cls: type, root: type) -> None:
+    """Refuse bases in the wrong order, and mixins that want the same power.
+
+    Args:
+        cls: The new class.
+        root: The mixin that all algorithms descend from.
+    """
+    _check_order(cls, root)
+    _check_ownership(cls, root)
+    _check_aggregation_order(cls, root)
+
+
+def check_names(module: LightningModule, root: type) -> None:
+    """Refuse a layer or parameter that an attribute of the mixins would hide."""
+    for name, _ in [*module.named_children(), *module.named_parameters(recurse=False)]:
+        if hasattr(root, name) and not hasattr(LightningModule, name):
+            raise CompositionError(
+                f"`{type(module).__name__}` has a layer or parameter called `{name}`, a name that the algorithms use: "
+                f"rename it, for instance to `{name}_layer`."
+            )
+
+
+def _mixins(cls: type, root: type) -> list[type]:
+    return [c for c in cls.__mro__ if issubclass(c, root)]
+
+
+def _check_order(cls: type, root: type) -> None:
+    last_mixin = cls.__mro__.index(root) if root in cls.__mro__ else 0
+    for base in cls.__mro__[:last_mixin]:
+        if issubclass(base, LightningModule) and not issubclass(base, root):
+            mixin = next(c for c in cls.__mro__[cls.__mro__.index(base) :] if issubclass(c, root))
+            raise CompositionError(
+                f"`{cls.__name__}` puts `{base.__name__}` before the mixin `{mixin.__name__}`, so the algorithm would "
+                f"be ignored: write the mixins first, `class {cls.__name__}({mixin.__name__}, {base.__name__})`."
+            )
+
+
+def check_module_behind(cls: type, root: type) -> None:
+    """Refuse an instance without a module whose steps could be taken."""
+    behind = cls.__mro__[cls.__mro__.index(root) + 1 :]
+    framework = (LightningModule, *(c for c in root.__mro__ if c is not root))
+    if any("training_step" in vars(c) for c in behind if issubclass(c, LightningModule) and c not in framework):
+        return
+    mixin = next(c for c in _mixins(cls, root) if c.__module__ != cls.__module__ or c is root)
+    raise CompositionError(
+        f"`{cls.__name__}` has no module with a `training_step` behind `{mixin.__name__}`, so the algorithm would be "
+        f"skipped: write the module as a class of its own, `class Model(LightningModule)`, and put the mixin in front "
+        f"of it, `class {cls.__name__}({mixin.__name__}, Model)`."
+    )
+
+
+def _check_ownership(cls: type, root: type) -> None:
+    owners: dict[str, str] = {}
+    for mixin in _mixins(cls, root):
+        for power in vars(mixin).get("owns", ()):
+            if power in owners:
+                raise CompositionError(
+                    f"`{cls.__name__}` cannot combine `{owners[power]}` and `{mixin.__name__}`: both own the "
+                    f"{power}. Keep one of them."
+                )
+            owners[power] = mixin.__name__
+
+
+def _check_aggregation_order(cls: type, root: type) -> None:
+    mixins = _mixins(cls, root)
+    for owner in [m for m in mixins if "aggregation rule" in vars(m).get("owns", ())]:
+        for mixin in mixins[: mixins.index(owner)]:
+            if "aggregate" in vars(mixin) and not issubclass(mixin, owner):
+                raise CompositionError(
+                    f"`{cls.__name__}` puts `{mixin.__name__}` before `{owner.__name__}`, which alone knows how to "
+                    f"turn its uploads into weights: write `{owner.__name__}` first."
+                )
+
+
+def merged_reductions(cls: type, root: type) -> dict[str, str]:
+    """The reduction of every upload name that the mixins of a class declare; different rules are refused."""
+    merged: dict[str, str] = {}
+    declared: dict[str, tuple[str, str]] = {}
+    for mixin in reversed(_mixins(cls, root)):
+        for name, rule in dict(vars(mixin).get("reductions", {})).items():
+            if rule not in REDUCTIONS:
+                raise CompositionError(
+                    f"`{mixin.__name__}` reduces `{name}` by `{rule}`: choose one of {', '.join(REDUCTIONS)}."
+                )
+            owner, other = declared.get(name, ("", rule))
+            if other != rule and not issubclass(mixin, _class_named(cls, owner)):
+                raise CompositionError(
+                    f"`{cls.__name__}` cannot combine `{mixin.__name__}` and `{owner}`: they reduce the upload "
+                    f"`{name}` by different rules (`{rule}`, `{other}`). Keep one of them."
+                )
+            if mixin is not root and rule != merged.get(name):
+                declared[name] = mixin.__name__, rule
+            merged[name] = rule
+    return merged
+
+
+def _class_named(cls: type, name: str) -> type:
+    return next(c for c in cls.__mro__ if c.__name__ == name)
