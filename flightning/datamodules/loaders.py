@@ -11,15 +11,24 @@ from lightning.pytorch import LightningDataModule
 from numpy.typing import NDArray
 
 from flightning.datamodules.sources import Source
-from flightning.datamodules.stream import BatchList, RoundPlan, RoundStream, Visit, num_batches, order_batches
+from flightning.datamodules.stream import (
+    BatchList,
+    RoundPlan,
+    RoundStream,
+    Visit,
+    num_batches,
+    order_batches,
+    shard,
+    shard_batch,
+)
 from flightning.datamodules.transforms import BatchTransform
 from flightning.errors import ConfigurationError
-from flightning.functional.seeding import numpy_generator, torch_generator
+from flightning.functional.seeding import numpy_generator, seed_global_generators, torch_generator
 
 __all__ = ["AUGMENT", "ORDER", "ClientLoaders"]
 
 #: Keys that keep the random streams of one seed apart; `FederatedDataModule` has the others.
-ORDER, AUGMENT = 2, 3
+ORDER, AUGMENT, _READ = 2, 3, 5
 
 
 class ClientLoaders(LightningDataModule):
@@ -42,6 +51,10 @@ class ClientLoaders(LightningDataModule):
         self.plan_round: Callable[[int], RoundPlan] | None = None
         #: Whether an item of the stream is a client in place of a batch; set by the round engine.
         self.stream_clients = False
+        #: Rank and number of the processes that share each batch of a client; set by the round engine.
+        self.batch_shard = (0, 1)
+        #: Rank and number of the processes that share the batches of an evaluation; set by the round engine.
+        self.evaluation_shard = (0, 1)
 
     def num_steps(self, client: int, epochs: int, drop_last: bool) -> int:
         """Local steps of a client in a number of passes over its samples."""
@@ -59,10 +72,15 @@ class ClientLoaders(LightningDataModule):
     def visit_batches(self, plan: RoundPlan, visit: Visit) -> Iterator[Any]:
         """The batches of one client in one round, shuffled and augmented by its own generators."""
         keys = (self.seed, plan.round_index, visit.client)
+        if self.train_source.may_draw:  # what it draws must not depend on the client before
+            seed_global_generators(*keys, _READ)
         rng = numpy_generator(*keys, ORDER) if self.shuffle else None
         batches = order_batches(self.parts[visit.client], visit.steps, self.batch_size, visit.drop_last, rng)
-        stream = self.train_source.batches(batches)
-        return self._augmented(stream, torch_generator(*keys, AUGMENT)) if self.augment else stream
+        rank, count = self.batch_shard
+        if not self.augment:
+            return self.train_source.batches([shard(b, rank, count) for b in batches])
+        stream = self._augmented(self.train_source.batches(batches), torch_generator(*keys, AUGMENT))
+        return stream if count == 1 else (shard_batch(b, rank, count) for b in stream)
 
     def _augmented(self, batches: Iterator[Any], generator: torch.Generator) -> Iterator[Any]:
         for batch in batches:
@@ -97,7 +115,14 @@ class ClientLoaders(LightningDataModule):
         return self.test_dataloader()
 
     def _loader(self, source: Source, indices: NDArray[np.int64]) -> BatchList:
-        return BatchList(num_batches(len(indices), self.eval_batch_size, False), self._in_order(source, indices))
+        size = self.eval_batch_size
+        batches = [indices[i : i + size] for i in range(0, len(indices), size)]
+        rank, count = self.evaluation_shard
+        if count <= len(batches):
+            batches = batches[rank::count]
+        elif count <= len(indices):  # every process needs a batch, or it would miss the exchange of metrics
+            batches = [np.array_split(indices, count)[rank]]
+        return BatchList(len(batches), lambda: source.batches(batches))
 
     def _in_order(self, source: Source, indices: NDArray[np.int64]) -> Callable[[], Iterator[Any]]:
         size = self.eval_batch_size

@@ -30,6 +30,8 @@ class Source(ABC):
     ids: NDArray[Any] | None = None
     #: Names of the natural clients where `ids` are their numbers.
     id_names: Sequence[str] | None = None
+    #: Whether reading a sample may draw from the global generators.
+    may_draw = False
 
     @abstractmethod
     def __len__(self) -> int: ...
@@ -176,6 +178,8 @@ class DatasetSource(Source):
         num_workers: Worker processes of the loader.
         collate_fn: How samples become a batch; ``None`` is PyTorch's default.
     """
+
+    may_draw = True
 
     def __init__(
         self, dataset: Dataset[Any], labels: NDArray[np.int64], num_workers: int = 0, collate_fn: Any = None

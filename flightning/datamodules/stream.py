@@ -8,11 +8,25 @@ from itertools import chain, islice
 from typing import Any
 
 import numpy as np
+from lightning_utilities.core.apply_func import apply_to_collection
 from numpy.typing import NDArray
+from torch import Tensor
 
 from flightning.errors import ClientError, FlightningError
 
-__all__ = ["BatchList", "ClientStream", "Clients", "RoundPlan", "RoundStream", "Visit", "num_batches", "order_batches"]
+__all__ = [
+    "BatchList",
+    "ClientStream",
+    "Clients",
+    "RoundPlan",
+    "RoundStream",
+    "Visit",
+    "num_batches",
+    "order_batches",
+    "shard",
+    "shard_batch",
+    "shard_bounds",
+]
 
 #: Local steps after which a new item of a stream of clients begins.
 GROUP_STEPS = 64
@@ -83,6 +97,46 @@ def order_batches(
         order = indices if rng is None else rng.permutation(indices)
         batches += [order[i * batch_size : (i + 1) * batch_size] for i in range(per_pass)]
     return batches[:steps]
+
+
+def shard(samples: Any, rank: int, count: int) -> Any:
+    """The part of a batch that one of several processes trains on; parts differ by at most one sample.
+
+    A process for which nothing is left gets the first sample: it must take part in the backward pass, and the engine
+    gives it weight 0.
+
+    Args:
+        samples: Anything that can be sliced by sample.
+        rank: The process.
+        count: How many processes there are.
+
+    Example:
+        >>> [shard(np.arange(5), rank, 2).tolist() for rank in range(2)]
+        [[0, 1, 2], [3, 4]]
+        >>> [shard(np.arange(1), rank, 2).tolist() for rank in range(2)]
+        [[0], [0]]
+    """
+    if count == 1:
+        return samples
+    start, stop = shard_bounds(len(samples), rank, count)
+    return samples[start:stop] if stop > start else samples[:1]
+
+
+def shard_bounds(size: int, rank: int, count: int) -> tuple[int, int]:
+    """First and last + 1 sample of a process; the first processes take the remainder.
+
+    Example:
+        >>> [shard_bounds(5, rank, 3) for rank in range(3)]
+        [(0, 2), (2, 4), (4, 5)]
+    """
+    each, rest = divmod(size, count)
+    start = rank * each + min(rank, rest)
+    return start, start + each + (rank < rest)
+
+
+def shard_batch(batch: Any, rank: int, count: int) -> Any:
+    """The part of a batch of tensors that one of several processes trains on."""
+    return apply_to_collection(batch, Tensor, lambda t: shard(t, rank, count))
 
 
 class ClientStream:
