@@ -7,7 +7,13 @@ from lightning.pytorch import LightningModule
 from flightning.errors import CompositionError
 from flightning.functional.aggregation import REDUCTIONS
 
-__all__ = ["check_bases", "check_module_behind", "check_names", "merged_reductions"]
+__all__ = ["ATTRIBUTES", "check_bases", "check_module_behind", "check_names", "merged_reductions"]
+
+#: What the constructor of the mixin sets; a module behind it must not use these names.
+ATTRIBUTES = (
+    "buffer_policy", "client", "client_state", "client_states", "cohort", "cohort_weights", "global_weights",
+    "num_clients", "num_training_clients", "num_updates", "round_metrics", "server_state", "setup_bytes",
+)  # fmt: skip
 
 
 def check_bases(cls: type, root: type) -> None:
@@ -23,13 +29,14 @@ def check_bases(cls: type, root: type) -> None:
 
 
 def check_names(module: LightningModule, root: type) -> None:
-    """Refuse a layer or parameter that an attribute of the mixins would hide."""
-    for name, _ in [*module.named_children(), *module.named_parameters(recurse=False)]:
-        if hasattr(root, name) and not hasattr(LightningModule, name):
-            raise CompositionError(
-                f"`{type(module).__name__}` has a layer or parameter called `{name}`, a name that the algorithms use: "
-                f"rename it, for instance to `{name}_layer`."
-            )
+    """Refuse a layer or attribute that one of the mixins would hide or overwrite."""
+    layers = {**module._modules, **module._parameters, **module._buffers}
+    hidden = [name for name in layers if hasattr(root, name) and not hasattr(LightningModule, name)]
+    for name in [*hidden, *(name for name in ATTRIBUTES if name in layers or name in vars(module))]:
+        raise CompositionError(
+            f"`{type(module).__name__}` has a layer or attribute called `{name}`, a name that the algorithms use: "
+            f"rename it, for instance to `own_{name}`."
+        )
 
 
 def _mixins(cls: type, root: type) -> list[type]:

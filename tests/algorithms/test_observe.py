@@ -1,0 +1,140 @@
+import pytest
+import torch
+from torch import nn
+
+from flightning.algorithms.observe import LayerTaps, frozen_forward, without_noise
+from flightning.errors import ConfigurationError
+
+
+class Net(nn.Module):
+    def __init__(self, inplace=False):
+        super().__init__()
+        torch.manual_seed(0)
+        self.a = nn.Linear(3, 4)
+        self.norm = nn.BatchNorm1d(4)
+        self.relu = nn.ReLU(inplace=inplace)
+        self.drop = nn.Dropout(0.5)
+        self.b = nn.Linear(4, 2)
+        self.calls = []
+
+    def forward(self, x):
+        x = self.relu(self.norm(self.a(x)))
+        self.calls.append("b")
+        return self.b(self.drop(x))
+
+
+X = torch.randn(6, 3, generator=torch.Generator().manual_seed(1))
+
+
+def other_weights(net):
+    return {n: t + 1 if t.is_floating_point() else t for n, t in net.state_dict().items()}
+
+
+def test_taps_see_inputs_and_outputs_with_gradient():
+    net = Net()
+    taps = LayerTaps(net)
+    taps.watch("a")
+    taps.watch("b")
+    with taps.listening():
+        logits = net(X)
+        assert torch.equal(taps.input("a"), X)
+        assert taps.output("b") is logits
+        assert taps.output("a").requires_grad
+
+
+def test_nothing_outlives_the_step():
+    net = Net()
+    taps = LayerTaps(net)
+    taps.watch("a")
+    with taps.listening():
+        net(X)
+    with pytest.raises(KeyError, match="layer `a` was not called in this local step"):
+        taps.output("a")
+    net(X)  # nobody listens
+    assert not taps._seen
+
+
+def test_a_layer_that_was_not_called_is_named_with_remedy():
+    taps = LayerTaps(Net())
+    with taps.listening(), pytest.raises(KeyError, match=r"layer `b` was not called .*watch it with `watch_layers`"):
+        taps.input("b")
+
+
+def test_watching_twice_adds_one_hook():
+    net = Net()
+    taps = LayerTaps(net)
+    taps.watch("a")
+    taps.watch("a")
+    assert len(net.a._forward_hooks) == 1
+    taps.close()
+    assert len(net.a._forward_hooks) == 0
+
+
+def test_an_output_that_was_overwritten_in_place_is_refused():
+    net = Net(inplace=True)
+    taps = LayerTaps(net)
+    taps.watch("norm")
+    with taps.listening():
+        net(X)
+        with pytest.raises(ConfigurationError, match=r"layer `norm` was overwritten .*set `inplace=False`"):
+            taps.output("norm")
+
+
+def test_pausing_hides_a_second_pass():
+    net = Net()
+    taps = LayerTaps(net)
+    taps.watch("a")
+    with taps.listening():
+        net(X)
+        with taps.paused():
+            net(X + 1)
+        assert torch.equal(taps.input("a"), X)
+
+
+def test_a_frozen_pass_uses_other_weights_in_evaluation_mode():
+    net, reference = Net(), Net()
+    weights = other_weights(net)
+    reference.load_state_dict(weights)
+    reference.eval()
+    before = {n: t.clone() for n, t in net.state_dict().items()}
+    result = frozen_forward(net, weights, (X,), {})
+    torch.testing.assert_close(result, reference(X))
+    assert not result.requires_grad
+    assert all(m.training for m in net.modules())
+    assert all(torch.equal(before[n], t) for n, t in net.state_dict().items())
+
+
+def test_a_frozen_pass_is_cut_short():
+    net = Net()
+    weights = dict(net.state_dict())
+    after = frozen_forward(net, weights, (X,), {}, until="a")
+    torch.testing.assert_close(after, net.a(X).detach())
+    assert net.calls == []
+    before = frozen_forward(net, weights, (X,), {}, before="b")
+    assert before.shape == (6, 4)
+
+
+def test_a_frozen_pass_in_training_mode_leaves_the_given_statistics():
+    net = Net()
+    weights = {n: t.clone() for n, t in net.state_dict().items()}
+    frozen_forward(net, weights, (X,), {}, training=True)
+    assert all(torch.equal(weights[n], t) for n, t in net.state_dict().items())
+
+
+def test_noise_is_switched_off_and_on_again():
+    net = Net()
+    with without_noise(net):
+        assert not net.norm.training
+        assert not net.drop.training
+        assert net.a.training
+        assert torch.equal(net(X), net(X))
+    assert net.norm.training
+    assert net.drop.training
+
+
+def test_layers_that_were_already_in_evaluation_mode_stay_so():
+    net = Net()
+    net.norm.eval()
+    with without_noise(net):
+        pass
+    assert not net.norm.training
