@@ -3,6 +3,9 @@
 from flightning.algorithms.base import FederatedMixin
 from flightning.algorithms.cdfdm import CDFDM, CDFDMMixin
 from flightning.algorithms.centralized import Centralized, CentralizedMixin
+from flightning.algorithms.data_sharing import DataSharing, DataSharingMixin
+from flightning.algorithms.dsfl import DSFL, DSFLMixin
+from flightning.algorithms.fd import FD, FDMixin
 from flightning.algorithms.fedadagrad import FedAdagrad, FedAdagradMixin
 from flightning.algorithms.fedadam import FedAdam, FedAdamMixin
 from flightning.algorithms.fedatt import FedAtt, FedAttMixin
@@ -33,6 +36,8 @@ from flightning.algorithms.solo import SOLO, SOLOMixin
 
 __all__ = [
     "CDFDM",
+    "DSFL",
+    "FD",
     "IDA",
     "MOON",
     "SCAFFOLD",
@@ -40,6 +45,10 @@ __all__ = [
     "CDFDMMixin",
     "Centralized",
     "CentralizedMixin",
+    "DSFLMixin",
+    "DataSharing",
+    "DataSharingMixin",
+    "FDMixin",
     "FedAdagrad",
     "FedAdagradMixin",
     "FedAdam",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -15,7 +15,7 @@ from flightning.algorithms.base import FederatedMixin, Weights
 from flightning.functional.aggregation import num_bytes
 from flightning.functional.seeding import numpy_generator
 
-__all__ = ["ServerDataMixin"]
+__all__ = ["ServerDataMixin", "shuffled"]
 
 _DRAW = 22
 
@@ -67,3 +67,18 @@ class ServerDataMixin(FederatedMixin):
         """Bytes of one sample with its label."""
         batch = next(iter(self.federated_data.train_source.batches([self.shared[:1]])))
         return num_bytes(batch if isinstance(batch, Mapping) else {str(i): t for i, t in enumerate(batch)})
+
+    def input_bytes(self) -> int:
+        """Bytes of one sample without its label."""
+        return num_bytes({"inputs": self.shared_inputs(self.shared[:1])})
+
+
+def shuffled(count: int, batch_size: int, epochs: int, generator: torch.Generator) -> Iterator[Tensor]:
+    """Indices of the batches of some passes over ``count`` samples, each pass in new order.
+
+    Example:
+        >>> [len(batch) for batch in shuffled(5, 2, 2, torch.Generator().manual_seed(0))]
+        [2, 2, 1, 2, 2, 1]
+    """
+    for _ in range(epochs):
+        yield from torch.split(torch.randperm(count, generator=generator), batch_size)

@@ -1,0 +1,152 @@
+import math
+
+import numpy as np
+import pytest
+import torch
+from torch.nn import functional as F
+
+from flightning.algorithms import DSFL
+from flightning.callbacks import Federation
+from flightning.errors import ConfigurationError
+from tests.classification import BatchNormNet, assert_resumes, make_data, make_module, run
+
+C = 3
+
+
+class Probe(DSFL):
+    def on_federation_start(self):
+        super().on_federation_start()
+        self.sent, self.received, self.starts = {}, {}, {}
+
+    def on_client_start(self, download):
+        self.starts[self.round_index, self.client.id] = self.net.head.weight.detach().clone()
+        super().on_client_start(download)
+        self.received[self.round_index, self.client.id] = download.get("targets")
+
+    def on_client_end(self):
+        upload = super().on_client_end()
+        self.sent[self.round_index, self.client.id] = upload["probabilities"].clone()
+        return upload
+
+
+def data(**kwargs):
+    return make_data(per_class=10, **{"shared_fraction": 0.3, **kwargs})
+
+
+def one_client():
+    return make_data(classes=((0, 1, 2),), per_class=10, shared_fraction=0.3)
+
+
+def probe(rounds=2, **kwargs):
+    return run(Probe, rounds, data=kwargs.pop("data", None) or data(), **kwargs)
+
+
+def entropy(p):
+    return -(p * p.log()).sum(1)
+
+
+def test_targets_are_the_sharpened_mean():
+    module, _ = probe(1, T=0.5)
+    mean = torch.stack([module.sent[0, k] for k in range(3)]).double().mean(0)
+    torch.testing.assert_close(module.server_state.targets["probabilities"], (mean / 0.5).softmax(1).float())
+
+
+def test_one_client_without_sharpening_gives_its_own_predictions():
+    module, _ = probe(1, data=one_client(), aggregation="sa")
+    torch.testing.assert_close(module.server_state.targets["probabilities"], module.sent[0, 0])
+
+
+def test_infinite_temperature_is_uniform():
+    module, _ = probe(1, T=math.inf)
+    torch.testing.assert_close(module.server_state.targets["probabilities"], torch.full_like(module.sent[0, 0], 1 / C))
+
+
+def test_small_temperature_lowers_the_entropy():
+    era, _ = probe(1, T=0.1)
+    sa, _ = probe(1, aggregation="sa")
+    sharp, plain = (entropy(m.server_state.targets["probabilities"]) for m in (era, sa))
+    assert (sharp <= plain).all()
+
+
+def test_clients_keep_their_weights_and_the_server_its_own_model():
+    module, _ = probe(2)
+    kept = {k: v["weights"]["net.head.weight"] for k, v in module.client_states.state_dict().items()}
+    assert len(kept) == 3
+    assert not torch.equal(kept[0], kept[1])
+    assert all(not torch.equal(w, module.global_weights["net.head.weight"]) for w in kept.values())
+    assert torch.equal(module.starts[0, 0], module.starts[0, 1])  # the first round starts from common weights
+    assert not torch.equal(module.starts[1, 0], module.starts[1, 1])
+
+
+def test_the_evaluated_model_is_the_servers():
+    module, rounds = probe(1)
+    assert "val/accuracy_std" not in rounds[0]
+    assert torch.equal(module.net.head.weight, module.global_weights["net.head.weight"])
+
+
+def test_the_server_descends_on_soft_targets():
+    # all open samples in one batch: distill_epochs steps of SGD with momentum 0.9 from the common start
+    federated = data(batch_size=64)
+    module, _ = probe(1, data=federated, distill_epochs=3, distill_lr=0.1)
+    reference = make_module(Probe).net
+    inputs, _ = next(federated.train_source.batches([module.open_subset(0)]))
+    targets = module.server_state.targets["probabilities"]
+    optimizer = torch.optim.SGD(reference.parameters(), lr=0.1, momentum=0.9)
+    for _ in range(3):
+        optimizer.zero_grad()
+        (-(targets * F.log_softmax(reference(inputs), 1)).sum(1)).mean().backward()
+        optimizer.step()
+    for name, weight in reference.named_parameters():
+        torch.testing.assert_close(module.global_weights[f"net.{name}"], weight.detach(), rtol=1e-4, atol=1e-6)
+
+
+def test_clients_imitate_the_targets_of_the_last_round():
+    module, _ = probe(2)
+    assert all(module.received[0, k] is None for k in range(3))
+    assert all(torch.equal(module.received[1, 0], module.received[1, k]) for k in (1, 2))
+
+
+def test_bytes_are_predictions_in_place_of_weights_and_the_open_set_once():
+    federated = data()
+    _, rounds = probe(2, data=federated, open_size=7)
+    table = 3 * 4 * 7 * C
+    assert [r["round/bytes_up"] for r in rounds] == [table, table]
+    assert [r["round/bytes_down"] for r in rounds] == [0, table]
+    assert rounds[0]["round/setup_bytes"] == 3 * len(federated.shared) * 4 * 4  # inputs of 4 floats, no labels
+
+
+def test_the_open_subset_changes_and_holds_no_sample_of_a_client():
+    federated = data()
+    module, _ = probe(1, data=federated, open_size=5)
+    first, second = module.open_subset(0), module.open_subset(1)
+    assert not np.array_equal(np.sort(first), np.sort(second))
+    assert not np.isin(first, np.concatenate(federated.parts)).any()
+
+
+def test_partial_participation_and_batch_norm():
+    federation = Federation(local_epochs=1, participation=2)
+    module, _ = run(DSFL, 4, data=data(), federation=federation, net=BatchNormNet)
+    assert all(torch.isfinite(w).all() for w in module.state_dict().values())
+
+
+def test_resume_is_bit_identical(tmp_path):
+    assert_resumes(DSFL, tmp_path, make=data)
+
+
+def test_without_an_option_the_server_takes_a_fifth():
+    federated = data(shared_fraction=0.0)
+    run(DSFL, 1, data=federated)
+    assert federated.shared_fraction == 0.2
+
+
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [
+        ({"T": 0.0}, "`T=0.0` and `distill_lr=0.05` must be above 0"),
+        ({"open_size": 0}, "`open_size=0` and `distill_epochs=5` must be at least 1"),
+        ({"aggregation": "mean"}, "`aggregation='mean'` must be one of `era`, `sa`"),
+    ],
+)
+def test_refusals(option, message):
+    with pytest.raises(ConfigurationError, match=message):
+        make_module(DSFL, **option)
