@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from flightning.algorithms.base import Client, FederatedMixin
+from flightning.callbacks.listener import RoundListener
 from flightning.callbacks.planning import Planner
 from flightning.callbacks.record import RoundRecord
 from flightning.datamodules.stream import RoundPlan
@@ -57,6 +58,7 @@ class Round:
         self.is_finished = False
         self._reducer = Reducer(module.reductions)
         self._position = self._step_in_visit = 0
+        self._listeners = [c for c in module.trainer.callbacks if isinstance(c, RoundListener)]  # type: ignore[attr-defined]
         self._changed: list[int] = []  # clients whose state this process has changed
         module.cohort = self.plan.cohort
         module.cohort_weights = {c: planner.weight(c) for c in self.plan.cohort}
@@ -127,6 +129,8 @@ class Round:
             if self._keeps_optimizer:
                 module.client_state.optimizer = _optimizer_state(self.optimizer)
             self._reducer.add(client.id, client.weight, upload)
+            for listener in self._listeners:
+                listener.on_client_trained(module, client)
             self._save_client(client.id)
 
     def _save_client(self, client: int) -> None:
@@ -144,6 +148,8 @@ class Round:
     def _end(self, is_last: bool) -> None:
         module = self.module
         self._merge(self._reducer, self.record)
+        for listener in self._listeners:
+            listener.on_cohort_trained(module, self.processes)
         self._seed_server()
         if self._reducer.num_clients:  # a round without one good update leaves everything as it was
             module.num_updates = self._reducer.num_clients

@@ -13,6 +13,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from flightning.callbacks import Federation
 from flightning.cli import main as train
 from flightning.compare.child import die_with_parent
+from flightning.datamodules.stream import Clients
 
 __all__ = ["Measured", "Stopwatch", "main"]
 
@@ -57,9 +58,9 @@ class Stopwatch(Callback):
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """Take the time of a step, or of all steps of a client where it is one item of the stream."""
+        """Take the time of a step, or of all steps of clients that are one item of the stream."""
         now = time.perf_counter()
-        taken = batch.visit.steps if getattr(batch, "holds_batches", False) else 1
+        taken = sum(visit.steps for visit in batch.visits) if isinstance(batch, Clients) else 1
         self.steps += [(now - self._last) / taken] * taken
         self._last = now
         if len(self.steps) >= STEPS + WARM_UP or now - self._first > MOST_SECONDS:
