@@ -6,11 +6,12 @@ import logging
 import re
 import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NoReturn
 
-from jsonargparse import ActionConfigFile
+from jsonargparse import ActionConfigFile, Namespace
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Callback, ModelCheckpoint
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
@@ -28,7 +29,7 @@ from flightning.packaged import find_config
 from flightning.verbs import VERBS, run_verb
 from flightning.version import __version__
 
-__all__ = ["FederatedCLI", "main"]
+__all__ = ["FederatedCLI", "FriendlyParser", "construct", "main", "quieten"]
 
 #: Options that belong to one run and not to its configuration: another run with the same `config.yaml` lacks them.
 _OF_ONE_RUN = ("run_folder", "budget", "ckpt_path")
@@ -61,6 +62,23 @@ def _explain(message: str) -> str:
 
 #: How jsonargparse introduces the parts of a nested error; the reason itself is the last line that is none of these.
 _BOILERPLATE = ("Expected a <class 'NoneType'>", "Does not validate", "Problem with given class_path")
+
+
+@contextmanager
+def _in_own_words() -> Iterator[None]:
+    """Raise what a constructor refuses in its own words: jsonargparse wraps it into others."""
+    try:
+        yield
+    except ValueError as error:
+        if "Does not validate against any of the Union subtypes" in str(error):
+            raise ConfigurationError(_explain(str(error))) from error
+        raise
+
+
+def construct(parser: LightningArgumentParser, config: Namespace) -> Namespace:
+    """Build the classes of a parsed configuration."""
+    with _in_own_words():
+        return parser.instantiate_classes(config)
 
 
 class RunConfig(SaveConfigCallback):
@@ -122,12 +140,8 @@ class FederatedCLI(LightningCLI):
 
     def instantiate_classes(self) -> None:
         """Build everything; jsonargparse wraps what a constructor refuses into its own words."""
-        try:
+        with _in_own_words():
             super().instantiate_classes()
-        except ValueError as error:
-            if "Does not validate against any of the Union subtypes" in str(error):
-                raise ConfigurationError(_explain(str(error))) from error
-            raise
 
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
         """Add the run's folder with its log, checkpoint, pictures and table."""
@@ -210,7 +224,7 @@ def main(args: Sequence[str] | None = None, callbacks: Sequence[Callback] = ()) 
     if code is not None:
         return code
     try:
-        _quieten()
+        quieten()
         argv = [_packaged_config(argv, i) for i in range(len(argv))]
         if args is None:
             sys.argv[1:] = argv
@@ -242,7 +256,7 @@ def _packaged_config(argv: list[str], position: int) -> str:
     return prefix + find_config(value)
 
 
-def _quieten() -> None:
+def quieten() -> None:
     """Keep Lightning's hints that do not concern a federation off the screen."""
     logging.getLogger("lightning.pytorch.utilities.rank_zero").setLevel(logging.WARNING)
     logging.getLogger("lightning.fabric.utilities.seed").setLevel(logging.WARNING)

@@ -124,8 +124,13 @@ class RoundCSVLogger(Logger):
         os.replace(temporary, self.folder / name)
 
 
-def ensure_writable(folder: Path) -> None:
+def ensure_writable(folder: Path, what: str = "the run's folder", option: str = "`--trainer.default_root_dir`") -> None:
     """Make the folder and try to write in it.
+
+    Args:
+        folder: The folder.
+        what: What it is, for the message.
+        option: The option that chooses another one.
 
     Raises:
         ConfigurationError: Where that fails.
@@ -137,8 +142,7 @@ def ensure_writable(folder: Path) -> None:
         probe.unlink()
     except OSError as error:
         raise ConfigurationError(
-            f"the run's folder `{folder}` cannot be written ({error}): choose another with "
-            "`--trainer.default_root_dir`."
+            f"{what} `{folder}` cannot be written ({error}): choose another with {option}."
         ) from error
 
 

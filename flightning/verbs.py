@@ -1,4 +1,4 @@
-"""The verbs of the command line that need no PyTorch, so that they start at once."""
+"""The verbs of the command line beside those of LightningCLI; each is imported when it is used."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ __all__ = ["VERBS", "run_verb"]
 VERBS = {
     "report": "flightning.report",
     "compare": "flightning.compare",
+    "partition": "flightning.partition",
 }
 
 

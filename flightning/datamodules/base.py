@@ -234,6 +234,20 @@ class FederatedDataModule(ClientLoaders):
         """Samples of each client (row) and class (column)."""
         return label_counts(self.train_source.labels, self.parts, self.num_classes)
 
+    @property
+    def original_labels(self) -> list[NDArray[np.int64]]:
+        """Labels of each client's own samples before a skew changed them."""
+        return [self._loaded.labels[part] for part in self._unskewed_parts]
+
+    @property
+    def client_names(self) -> list[str] | None:
+        """Natural id of each client; ``None`` where clients are no natural ones."""
+        ids, names = self._loaded.ids, self._loaded.id_names
+        own = [] if ids is None else [np.unique(ids[part]) for part in self._unskewed_parts]
+        if not own or any(len(one) != 1 for one in own):
+            return None
+        return [str(one[0]) if names is None else str(names[int(one[0])]) for one in own]
+
     def heterogeneity(self) -> Heterogeneity:
         """How different the clients are."""
         return summarize(self.train_source.labels, self.parts, self.num_classes)
