@@ -15,6 +15,7 @@ from jsonargparse import ActionConfigFile, Namespace
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Callback, ModelCheckpoint
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
+from lightning.pytorch.loggers import WandbLogger
 
 # Imported classes can be referenced by their bare names.
 import flightning.algorithms
@@ -24,7 +25,7 @@ from flightning.budget import scale_rounds
 from flightning.callbacks import Federation, LastCheckpoint, RoundLogging, RoundProgress, RunReport
 from flightning.datamodules import FederatedDataModule
 from flightning.errors import CheckpointError, ClientError, ConfigurationError, FlightningError, nearest
-from flightning.loggers import RoundCSVLogger, ensure_writable, latest_version, next_version
+from flightning.loggers import RoundCSVLogger, ensure_writable, latest_version, name_wandb_run, next_version
 from flightning.packaged import find_config
 from flightning.verbs import VERBS, run_verb
 from flightning.version import __version__
@@ -162,6 +163,10 @@ class FederatedCLI(LightningCLI):
         folder = self._run_folder(config)
         given = config.get("logger")
         loggers = list(given) if isinstance(given, list) else [given] if given not in (None, True) else []
+        model, data = (self._get(self.config_init, part) for part in ("model", "data"))
+        for logger in loggers:
+            if isinstance(logger, WandbLogger):
+                name_wandb_run(logger, type(model).__name__, type(data).__name__, repr(data.partition), data.seed)
         callbacks: list[Callback] = list(config.get("callbacks") or [])
         callbacks += [RoundProgress()] if config.get("enable_progress_bar") is not False else []
         callbacks += [RoundLogging(), RunReport(folder, notice=self.notice)]

@@ -9,12 +9,12 @@ from argparse import Namespace
 from pathlib import Path
 from typing import Any
 
-from lightning.pytorch.loggers import Logger
+from lightning.pytorch.loggers import Logger, WandbLogger
 from lightning.pytorch.utilities import rank_zero_only
 
 from flightning.errors import ConfigurationError
 
-__all__ = ["RoundCSVLogger", "latest_version", "next_version"]
+__all__ = ["RoundCSVLogger", "latest_version", "name_wandb_run", "next_version"]
 
 
 def _versions(folder: Path) -> list[int]:
@@ -122,6 +122,30 @@ class RoundCSVLogger(Logger):
             writer.writeheader()
             writer.writerows(rows)
         os.replace(temporary, self.folder / name)
+
+
+def name_wandb_run(logger: WandbLogger, model: str, data: str, partition: str, seed: int) -> None:
+    """Give a run in W&B the names by which a comparison is grouped, where neither logger nor environment has them.
+
+    The group is what runs have in common, data and partition; the job type is the method, over whose seeds W&B can then
+    average.
+
+    Args:
+        logger: The logger, before its first use.
+        model: Name of the method.
+        data: Name of the data set.
+        partition: How it was split.
+        seed: Seed of the run.
+    """
+    names = {
+        "name": ("WANDB_NAME", f"{model}, seed {seed}"),
+        "group": ("WANDB_RUN_GROUP", f"{data}, {partition}"[:128]),
+        "job_type": ("WANDB_JOB_TYPE", model),
+        "tags": ("WANDB_TAGS", [model[:64], data[:64], f"seed-{seed}"]),
+    }
+    for argument, (variable, value) in names.items():
+        if not os.environ.get(variable) and logger._wandb_init.get(argument) is None:
+            logger._wandb_init[argument] = value
 
 
 def ensure_writable(folder: Path, what: str = "the run's folder", option: str = "`--trainer.default_root_dir`") -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.loggers import Logger, TensorBoardLogger, WandbLogger
 
@@ -18,12 +19,14 @@ __all__ = ["RoundLogging"]
 class RoundLogging(Callback):
     """Log the cohort of each round as text, and the partition as picture and table at the start.
 
-    In W&B every chart gets the round as x axis, and the summary shows the best accuracy, its round and the total bytes.
+    ``total/bytes`` (up and down) and ``total/seconds`` of all rounds so far are logged beside every accuracy, so that a
+    chart can have them as x axis in place of the round. In W&B every chart begins with the round, and the summary shows
+    the best accuracy, its round and the totals.
     """
 
     def __init__(self) -> None:
         self._best: tuple[float, int] | None = None
-        self._bytes = 0.0
+        self._totals = {"total/bytes": 0.0, "total/seconds": 0.0}
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Log the partition."""
@@ -38,29 +41,42 @@ class RoundLogging(Callback):
                 figure = partition_figure(data.label_counts(), data.class_names)
                 logger.experiment.add_figure("partition", figure, 0)
 
+    def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Log the totals into the row of the accuracy."""
+        if not trainer.sanity_checking and trainer.state.fn == "fit":
+            _log_totals(pl_module, self._totals_with(_federation(trainer).record.metrics()))
+
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Log the cohort, and keep W&B's summary up to date."""
+        finished = trainer.current_epoch + 1
+        metrics = _federation(trainer).finished_metrics()
+        self._totals = self._totals_with(metrics)
+        _log_totals(pl_module, self._totals)
         if not trainer.is_global_zero:
             return
-        finished = trainer.current_epoch + 1
         cohort = " ".join(str(c) for c in sorted(pl_module.cohort))  # type: ignore[arg-type]
-        metrics = _federation(trainer).finished_metrics()
         for logger in trainer.loggers:
             _log_text(logger, "round/cohort", cohort, finished)
             if isinstance(logger, RoundCSVLogger):
                 # before the round's checkpoint is written: a kill between the two must not lose the row
-                logger.log_metrics({"round": finished, **metrics})
+                logger.log_metrics({"round": finished, **metrics, **self._totals})
                 logger.save()
-        self._bytes += metrics["round/bytes_up"] + metrics["round/bytes_down"]
         self._update_summary(trainer, finished)
 
     def state_dict(self) -> dict[str, Any]:
-        """Best accuracy and bytes so far."""
-        return {"best": self._best, "bytes": self._bytes}
+        """Best accuracy and totals so far."""
+        return {"best": self._best, "totals": self._totals}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Go on from a checkpoint."""
-        self._best, self._bytes = state_dict["best"], state_dict["bytes"]
+        self._best, self._totals = state_dict["best"], state_dict["totals"]
+
+    def _totals_with(self, metrics: dict[str, float]) -> dict[str, float]:
+        sent = metrics["round/bytes_up"] + metrics["round/bytes_down"]
+        return {
+            "total/bytes": self._totals["total/bytes"] + sent,
+            "total/seconds": self._totals["total/seconds"] + metrics["round/seconds"],
+        }
 
     def _update_summary(self, trainer: Trainer, finished: int) -> None:
         metrics = trainer.callback_metrics
@@ -70,13 +86,19 @@ class RoundLogging(Callback):
         for logger in trainer.loggers:
             if isinstance(logger, WandbLogger):
                 summary = logger.experiment.summary
-                summary["total_bytes"] = self._bytes
+                summary["total_bytes"] = self._totals["total/bytes"]
+                summary["total_seconds"] = self._totals["total/seconds"]
                 if self._best is not None:
                     summary["best_accuracy"], summary["best_round"] = self._best
 
 
 def _federation(trainer: Trainer) -> Federation:
     return next(c for c in trainer.callbacks if isinstance(c, Federation))  # type: ignore[attr-defined]
+
+
+def _log_totals(module: LightningModule, totals: dict[str, float]) -> None:
+    # double precision: single cannot hold 16.8 million bytes exactly
+    module.log_dict({name: torch.tensor(value, dtype=torch.float64) for name, value in totals.items()})
 
 
 def _log_text(logger: Logger, key: str, text: str, finished: int) -> None:
@@ -88,8 +110,9 @@ def _log_text(logger: Logger, key: str, text: str, finished: int) -> None:
 
 def _define_axes(logger: WandbLogger) -> None:
     run = logger.experiment
-    run.define_metric("round")
-    for pattern in ("val/*", "test/*", "round/*", "clients/*"):
+    for axis in ("round", "total/bytes", "total/seconds"):
+        run.define_metric(axis)
+    for pattern in ("val/*", "test/*", "round/*", "clients/*", "drift/*"):
         run.define_metric(pattern, step_metric="round")
     run.define_metric("val/accuracy", step_metric="round", summary="max")
     run.define_metric("val/loss", step_metric="round", summary="min")
