@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pickle
 import zipfile
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +38,8 @@ class AtomicCheckpointIO(TorchCheckpointIO):
                 os.fsync(file.fileno())
             os.replace(temporary, target)
         except (OSError, RuntimeError) as error:  # torch's zip writer reports a full disk as RuntimeError
-            temporary.unlink(missing_ok=True)
+            with suppress(OSError):
+                temporary.unlink()
             kept = "the previous checkpoint there is unchanged" if target.exists() else "nothing was written"
             raise CheckpointError(
                 f"could not write the checkpoint `{target}` ({error}); {kept}. Free some disk space or choose another "
