@@ -15,6 +15,7 @@ from typing import Any, ClassVar
 
 import torch
 from lightning.pytorch import LightningModule
+from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor
 from torch.optim import Optimizer
 
@@ -96,8 +97,16 @@ algorithm would be ignored: write the mixins first, `class Wrong(FederatedMixin,
         self.client_state.declare("weights", dict)
         self.client_state.declare("optimizer", dict)
         self._taps = LayerTaps(self)
+        self._stays_in_place = False
         self._feature_layer: str | None = None
         self._takes: dict[str, int] = {}
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        # Lightning notes the running hook some 40 times per local step, and `nn.Module` looks at each value's type
+        if name == "_current_fx_name":
+            self.__dict__[name] = value
+        else:
+            super().__setattr__(name, value)
 
     # --- what an algorithm declares -----------------------------------------------------------------------------
 
@@ -199,6 +208,11 @@ algorithm would be ignored: write the mixins first, `class Wrong(FederatedMixin,
         self._initial_buffers = {
             n: w.clone() for n, w in self.global_weights.items() if buffer_policy == "reset" and n not in self._trained
         }
+        hooks = ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer")
+        owners = (self, self.trainer.datamodule) if self._trainer is not None else ()  # type: ignore[attr-defined]
+        self._stays_in_place = self.device.type == "cpu" and not any(
+            is_overridden(hook, owner) for hook in hooks for owner in owners
+        )
         self.server_state.to(self.device)
         self.on_federation_start()
 
@@ -304,14 +318,15 @@ algorithm would be ignored: write the mixins first, `class Wrong(FederatedMixin,
             client.step_sizes.append(float(optimizer.param_groups[0]["lr"]))
 
     def _on_before_batch_transfer(self, batch: Any, dataloader_idx: int = 0) -> Any:
-        if getattr(batch, "holds_batches", False):  # a whole client, whose batches are transferred one by one
+        # a whole client's batches are transferred one by one; on the CPU there is nothing to transfer
+        if self._stays_in_place or getattr(batch, "holds_batches", False):
             return batch
         return super()._on_before_batch_transfer(batch, dataloader_idx)
 
     def _apply_batch_transfer_handler(
         self, batch: Any, device: torch.device | None = None, dataloader_idx: int = 0
     ) -> Any:
-        if getattr(batch, "holds_batches", False):
+        if self._stays_in_place or getattr(batch, "holds_batches", False):
             return batch
         return super()._apply_batch_transfer_handler(batch, device, dataloader_idx)
 
@@ -341,6 +356,10 @@ algorithm would be ignored: write the mixins first, `class Wrong(FederatedMixin,
         if name not in self._takes:
             self._takes[name] = _num_positional(step)
         return step(*args[: self._takes[name]])
+
+
+# Lightning asks for the signature in every step; a kept one is returned at once.
+vars(FederatedMixin)["training_step"].__signature__ = inspect.signature(FederatedMixin.training_step)
 
 
 def _num_positional(function: Callable[..., Any]) -> int:
