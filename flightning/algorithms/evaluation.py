@@ -17,6 +17,7 @@ from lightning.pytorch.utilities.data import extract_batch_size
 from torch import Tensor
 
 from flightning.algorithms.observe import LayerTaps
+from flightning.algorithms.shared_metrics import SharedMetrics
 from flightning.algorithms.state import ClientStates
 
 __all__ = ["PersonalEvaluation"]
@@ -43,6 +44,9 @@ class PersonalEvaluation(LightningModule):
         self._batch_size = 1
         self._silent = False
         self._client_sums: dict[str, dict[int, tuple[float, float]]] = {}
+        #: Gathers a value from all processes that share the batches of an evaluation; set by the round engine.
+        self.gather_evaluation: Callable[[Any], list[Any]] | None = None
+        self._shared = SharedMetrics()
 
     @property
     def has_personal_weights(self) -> bool:
@@ -58,12 +62,14 @@ class PersonalEvaluation(LightningModule):
         return self._evaluate("test_step", super().test_step, args)
 
     def on_validation_epoch_end(self) -> None:
-        """Log the spread over clients."""
+        """Log what processes share, and the spread over clients."""
+        self._log_shared()
         super().on_validation_epoch_end()
         self._log_spread()
 
     def on_test_epoch_end(self) -> None:
-        """Log the spread over clients."""
+        """Log what processes share, and the spread over clients."""
+        self._log_shared()
         super().on_test_epoch_end()
         self._log_spread()
 
@@ -71,11 +77,32 @@ class PersonalEvaluation(LightningModule):
         """Log as Lightning does, and remember which client the value belongs to."""
         if self._silent:
             return
-        super().log(name, value, *args, **kwargs)
+        if self.gather_evaluation is not None and self._shares_logs and isinstance(value, Tensor | float | int):
+            options = self._shared.bind(self, name, value, args, kwargs)
+            self._shared.add(self._full_name(name, options), float(value), self._batch_size, options)
+        else:
+            super().log(name, value, *args, **kwargs)
         if self._evaluated is not None and isinstance(value, Tensor | float | int):
             size = kwargs.get("batch_size") or self._batch_size
             total, count = self._client_sums.setdefault(name, {}).get(self._evaluated, (0.0, 0.0))
             self._client_sums[name][self._evaluated] = total + float(value) * size, count + size
+
+    @property
+    def _shares_logs(self) -> bool:
+        return self._current_fx_name in ("validation_step", "test_step")
+
+    def _full_name(self, name: str, options: dict[str, Any]) -> str:
+        results = self.trainer._results
+        loader = None if results is None else results.dataloader_idx
+        return (
+            name if loader is None or options.get("add_dataloader_idx") is False else f"{name}/dataloader_idx_{loader}"
+        )
+
+    def _log_shared(self) -> None:
+        if self.gather_evaluation is not None:
+            shared, self._shared = self._shared, SharedMetrics()
+            for name, value, options in shared.combined(self.gather_evaluation(shared.entries)):
+                super().log(name, value, **options)
 
     @contextmanager
     def silence(self) -> Iterator[None]:
@@ -107,9 +134,10 @@ class PersonalEvaluation(LightningModule):
         self.load_global_weights()
 
     def _evaluate(self, name: str, step: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+        if self.has_personal_weights or self.gather_evaluation is not None:
+            self._batch_size = extract_batch_size(args[0])
         if not self.has_personal_weights:
             return self._evaluate_once(name, step, args)
-        self._batch_size = extract_batch_size(args[0])
         output = None
         for client in self.client_models():
             self._evaluated = client
@@ -124,7 +152,13 @@ class PersonalEvaluation(LightningModule):
         return output
 
     def _log_spread(self) -> None:
-        sums, self._client_sums = self._client_sums, {}
+        own, self._client_sums = self._client_sums, {}
+        sums: dict[str, dict[int, tuple[float, float]]] = {}
+        for theirs in [own] if self.gather_evaluation is None else self.gather_evaluation(own):
+            for name, clients in theirs.items():
+                for client, (total, count) in clients.items():
+                    before = sums.setdefault(name, {}).get(client, (0.0, 0.0))
+                    sums[name][client] = before[0] + total, before[1] + count
         for name, clients in sums.items():
             means = torch.tensor([total / count for total, count in clients.values()], dtype=torch.float64)
             super().log(f"{name}_std", means.std(correction=0).float())

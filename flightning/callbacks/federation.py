@@ -20,6 +20,7 @@ from flightning.callbacks.planning import Planner
 from flightning.callbacks.plateau import step_plateau_schedulers, waited_for
 from flightning.callbacks.record import RoundRecord
 from flightning.callbacks.rounds import Round
+from flightning.callbacks.wiring import connect_processes
 from flightning.checkpoint_io import AtomicCheckpointIO
 from flightning.datamodules.base import FederatedDataModule
 from flightning.datamodules.stream import Clients, RoundPlan
@@ -132,12 +133,13 @@ class Federation(Callback):
             self._share_data(self._module.default_shared_fraction)
         if type(trainer.strategy.checkpoint_io) is TorchCheckpointIO:
             trainer.strategy.checkpoint_io = AtomicCheckpointIO()
+        self._processes = Processes.of(trainer.strategy)
+        connect_processes(trainer, self._module, self._data, self._processes)
         if stage != "fit":
             return
         check_trainer(trainer)
         if self._module.pools_data and self._data.num_clients > 1:
             self._data.pool()
-        self._processes = Processes.of(trainer.strategy)
         self._planner = self._make_planner(int(trainer.fast_dev_run))  # type: ignore[attr-defined]
         self._data.plan_round = self._own_plan
         self._data.stream_clients = self.local_loop == "fused"
@@ -170,8 +172,7 @@ class Federation(Callback):
         return planner
 
     def _own_plan(self, round_index: int) -> RoundPlan:
-        plan, processes = self.plan(round_index), self._processes
-        return self._planner.part(plan, processes.rank, processes.count) if processes.split_clients else plan
+        return self._planner.part(self.plan(round_index), self._processes)
 
     def _share_data(self, fraction: float) -> None:
         rank_zero_info(

@@ -14,6 +14,7 @@ from flightning.functional.cohort import sample_cohort
 from flightning.functional.layers import batch_norm_names
 from flightning.functional.seeding import numpy_generator
 from flightning.strategies.assignment import assign
+from flightning.strategies.processes import Processes
 
 __all__ = ["Planner"]
 
@@ -101,12 +102,13 @@ class Planner:
             visits = [Visit(visits[0].client, min(self.most_steps, visits[0].steps), visits[0].drop_last)]
         return RoundPlan(round_index, tuple(visits))
 
-    def part(self, plan: RoundPlan, rank: int, processes: int) -> RoundPlan:
-        """What one of several processes trains of a round: the longest clients are dealt first."""
-        if processes == 1:
+    def part(self, plan: RoundPlan, processes: Processes) -> RoundPlan:
+        """What this process trains of a round: the longest clients are dealt first."""
+        if not processes.split_clients:
             return plan
-        ranks = assign([v.steps for v in plan.visits], processes)
-        return RoundPlan(plan.round_index, tuple(v for v, r in zip(plan.visits, ranks, strict=True) if r == rank))
+        ranks = assign([v.steps for v in plan.visits], processes.count)
+        own = tuple(v for v, rank in zip(plan.visits, ranks, strict=True) if rank == processes.rank)
+        return RoundPlan(plan.round_index, own)
 
     def client(self, client: int) -> Client:
         """A client at the start of its round."""

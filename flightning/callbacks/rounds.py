@@ -14,7 +14,6 @@ from flightning.algorithms.base import Client, FederatedMixin
 from flightning.callbacks.listener import RoundListener
 from flightning.callbacks.planning import Planner
 from flightning.callbacks.record import RoundRecord
-from flightning.datamodules.stream import RoundPlan
 from flightning.errors import ClientError
 from flightning.functional.aggregation import Payload, Reducer, is_finite
 from flightning.functional.seeding import seed_global_generators
@@ -53,7 +52,7 @@ class Round:
         self.settings, self.module, self.planner, self.processes = settings, module, planner, processes
         self.optimizer = optimizer
         self.plan = planner.plan(round_index)
-        self.visits = self._part(self.plan).visits
+        self.visits = planner.part(self.plan, processes).visits
         self.record = RoundRecord(settings.serialisation_overhead)
         self.is_finished = False
         self._reducer = Reducer(module.reductions)
@@ -65,10 +64,6 @@ class Round:
         module.num_training_clients = planner.num_training_clients
         self._seed_server()
         module.on_round_start()
-
-    def _part(self, plan: RoundPlan) -> RoundPlan:
-        processes = self.processes
-        return self.planner.part(plan, processes.rank, processes.count) if processes.split_clients else plan
 
     def _seed_server(self) -> None:
         """What the server draws is the same on every process, whichever clients it has trained."""
@@ -164,7 +159,7 @@ class Round:
     def _second_exchange(self) -> None:
         module = self.module
         reducer, record = Reducer(module.reductions), RoundRecord(self.settings.serialisation_overhead)
-        for visit in self._part(self.planner.plan(self.plan.round_index + 1)).visits:
+        for visit in self.planner.part(self.planner.plan(self.plan.round_index + 1), self.processes).visits:
             # the global weights that this client receives here replace its next download
             client = self.planner.client(visit.client)
             module.load_client(client, {})

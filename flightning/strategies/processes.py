@@ -82,7 +82,7 @@ class Processes:
     def wait(self) -> None:
         """Wait until all processes are here."""
         if self.count > 1:
-            self.gather_objects(None)
+            dist.all_reduce(torch.zeros(1, device=self.device))
 
     def gather_objects(self, value: Any) -> list[Any]:
         """Small values of all processes, in order."""
