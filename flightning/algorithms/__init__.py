@@ -15,6 +15,7 @@ from flightning.algorithms.fedbn import FedBN, FedBNMixin
 from flightning.algorithms.fedcd import FedCD, FedCDMixin
 from flightning.algorithms.fedcurv import FedCurv, FedCurvMixin
 from flightning.algorithms.feddc import FedDC, FedDCMixin
+from flightning.algorithms.feddf import FedDF, FedDFMixin
 from flightning.algorithms.feddyn import FedDyn, FedDynMixin
 from flightning.algorithms.fedir import FedIR, FedIRMixin
 from flightning.algorithms.fednova import FedNova, FedNovaMixin
@@ -67,6 +68,8 @@ __all__ = [
     "FedCurvMixin",
     "FedDC",
     "FedDCMixin",
+    "FedDF",
+    "FedDFMixin",
     "FedDyn",
     "FedDynMixin",
     "FedIR",

@@ -85,8 +85,9 @@ def _check_aggregation_order(cls: type, root: type) -> None:
     for owner in [m for m in mixins if "aggregation rule" in vars(m).get("owns", ())]:
         for mixin in mixins[: mixins.index(owner)]:
             if "aggregate" in vars(mixin) and not issubclass(mixin, owner):
+                given = next(m for m in mixins if issubclass(m, mixin) and not issubclass(m, owner))
                 raise CompositionError(
-                    f"`{cls.__name__}` puts `{mixin.__name__}` before `{owner.__name__}`, which alone knows how to "
+                    f"`{cls.__name__}` puts `{given.__name__}` before `{owner.__name__}`, which alone knows how to "
                     f"turn its uploads into weights: write `{owner.__name__}` first."
                 )
 

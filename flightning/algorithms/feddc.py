@@ -27,9 +27,9 @@ class FedDCMixin(DriftMixin):
     r"""Add :math:`\frac{\alpha}{2} \lVert \theta - (w - h_k) \rVert^2 + \langle \theta, g - g_k \rangle` to the loss.
 
     The drift :math:`h_k` sums up the movements of the client; its mean gradient
-    :math:`g_k^+ = g_k - g + (w - \theta_k) / (A \eta)` has SCAFFOLD's :math:`A`. The server keeps the means :math:`g` and
-    :math:`\bar h` over all clients and sets :math:`w = \bar\theta + \bar h`; the length of :math:`\bar h` is logged as
-    ``round/drift``. A client of relative weight :math:`\hat w_k` (1 with `federation.weighting: uniform`) uses
+    :math:`g_k^+ = g_k - g + (w - \theta_k) / (A \eta)` has SCAFFOLD's :math:`A`. The server keeps the means :math:`g`
+    and :math:`\bar h` over all clients and sets :math:`w = \bar\theta + \bar h`; the length of :math:`\bar h` is logged
+    as ``round/drift``. A client of relative weight :math:`\hat w_k` (1 with `federation.weighting: uniform`) uses
     :math:`\alpha / \hat w_k` and :math:`g / \hat w_k`, and the cohort is averaged uniformly.
 
     Args:

@@ -18,7 +18,7 @@ from flightning.functional.seeding import numpy_generator
 
 __all__ = ["FedPD", "FedPDMixin"]
 
-_COIN = 36
+_COIN = 13
 
 
 class FedPDMixin(DriftMixin):
