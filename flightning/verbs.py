@@ -11,6 +11,7 @@ __all__ = ["VERBS", "run_verb"]
 VERBS = {
     "report": "flightning.report",
     "compare": "flightning.compare",
+    "dashboard": "flightning.dashboard",
     "partition": "flightning.partition",
 }
 
