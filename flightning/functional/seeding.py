@@ -39,7 +39,7 @@ def seed_global_generators(*keys: int) -> None:
     np.random.seed(seed % 2**32)
     torch.default_generator.manual_seed(seed)
     # not `torch.manual_seed`: without a GPU in use it queues the seed with a traceback at every call
-    if torch.cuda.is_initialized():
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         torch.cuda.manual_seed_all(seed)
     if torch.backends.mps.is_available():
         torch.mps.manual_seed(seed)

@@ -55,4 +55,3 @@ def test_accuracy_is_the_mean_over_clients():
 
 def test_resume(tmp_path):
     assert_resumes(FedBN, tmp_path, net=BatchNormNet)
-
