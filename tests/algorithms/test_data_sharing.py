@@ -75,6 +75,17 @@ def test_clients_start_with_a_fresh_optimizer_after_the_warm_up():
     assert run(Momenta, 1, data=data())[0].momenta[0] == 0
 
 
+def test_the_warm_up_comes_before_the_first_round_only():
+    class Count(DataSharing):
+        count = 0
+
+        def _warm_up(self):
+            self.count += 1
+            super()._warm_up()
+
+    assert run(Count, 3, data=data())[0].count == 1
+
+
 def test_batch_norm_statistics_come_out_of_the_warm_up():
     module, _ = run(Start, 1, data=data(), net=BatchNormNet, warmup_epochs=2)
     assert int(module.start["net.fc1.1.num_batches_tracked"]) > 0

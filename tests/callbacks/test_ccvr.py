@@ -1,0 +1,120 @@
+import math
+
+import pytest
+import torch
+from lightning.pytorch.callbacks import ModelCheckpoint
+
+from flightning.algorithms import SOLO, FedAvg, FedCD
+from flightning.callbacks import CCVR, Federation
+from flightning.errors import ConfigurationError
+from tests.classification import BatchNormNet, RoundMemory, make_data, make_module, run
+from tests.problems import make_trainer
+
+
+def weights(module):
+    return {n: w.clone() for n, w in module.state_dict().items()}
+
+
+def test_only_the_classifier_changes():
+    plain, _ = run(FedAvg, 2)
+    module, _ = run(FedAvg, 2, callbacks=[CCVR()])
+    for name, weight in weights(plain).items():
+        same = torch.equal(weight, module.state_dict()[name])
+        assert same == (not name.startswith("net.head")), name
+    assert torch.equal(module.global_weights["net.head.weight"], module.net.head.weight)
+
+
+def test_accuracy_before_and_after_are_logged_with_the_last_round():
+    _, rounds = run(FedAvg, 2)
+    module, with_ccvr = run(FedAvg, 2, callbacks=[CCVR()])
+    assert with_ccvr[1]["ccvr/accuracy_before"] == pytest.approx(rounds[1]["val/accuracy"])
+    batches = list(module.trainer.datamodule.test_dataloader())
+    hits = sum((module.eval()(x).argmax(1) == y).sum().item() for x, y in batches)
+    assert with_ccvr[1]["ccvr/accuracy"] == pytest.approx(hits / 12)
+    assert "ccvr/accuracy" not in with_ccvr[0]
+    # 3 clients x 3 classes x (1 + 5 + 15) numbers of 4 bytes
+    assert with_ccvr[1]["ccvr/bytes_up"] == 3 * 3 * 21 * 4
+
+
+def test_classes_that_the_classifier_had_forgotten_come_back():
+    # a bias keeps class 2 from being predicted; its features are as separable as the others
+    class Forgetful(FedAvg):
+        def on_round_end(self):
+            super().on_round_end()
+            bias = self.global_weights["net.head.bias"].clone()
+            bias[2] = -8.0
+            self.set_global_weights({"net.head.bias": bias})
+            self.load_global_weights()
+
+    data = make_data(classes=((0, 1, 2), (0, 1, 2)), per_class=40, size=8)
+    options = {"size": 8, "data": data, "federation": Federation(local_epochs=10)}
+    predicted = []
+    for epochs in (0, 50):
+        module, _ = run(Forgetful, 1, callbacks=[CCVR(epochs=epochs)], **options)
+        inputs = torch.cat([x for x, _ in module.trainer.datamodule.test_dataloader()])
+        predicted.append((module.eval()(inputs).argmax(1) == 2).sum().item())
+    assert predicted[0] == 0
+    assert predicted[1] > 0
+
+
+def test_no_epoch_changes_nothing():
+    plain, _ = run(FedAvg, 2)
+    module, _ = run(FedAvg, 2, callbacks=[CCVR(epochs=0)])
+    assert all(torch.equal(w, module.state_dict()[n]) for n, w in weights(plain).items())
+
+
+def test_a_finished_checkpoint_can_be_calibrated(tmp_path):
+    saving = ModelCheckpoint(dirpath=tmp_path, save_last=True)
+    run(FedAvg, 2, callbacks=[saving])
+    in_fit, logged = run(FedAvg, 2, callbacks=[CCVR()])
+    for verb in ("validate", "test"):
+        module = make_module(FedAvg, seed=7)
+        trainer = make_trainer(1, callbacks=[CCVR()], logger=RoundMemory())
+        found = getattr(trainer, verb)(module, datamodule=make_data(), ckpt_path=str(tmp_path / "last.ckpt"))
+        assert torch.equal(module.net.head.weight, in_fit.net.head.weight)
+        accuracy = next(v for n, v in found[0].items() if n.endswith("accuracy"))
+        assert accuracy == pytest.approx(logged[1]["ccvr/accuracy"])
+
+
+def test_the_calibrated_model_is_saved_beside_the_other_checkpoints(tmp_path):
+    module, _ = run(FedAvg, 2, callbacks=[ModelCheckpoint(dirpath=tmp_path, save_last=True), CCVR()])
+    saved = torch.load(tmp_path / "ccvr.ckpt", weights_only=False)["state_dict"]
+    assert torch.equal(saved["net.head.weight"], module.net.head.weight)
+    last = torch.load(tmp_path / "last.ckpt", weights_only=False)["state_dict"]
+    assert not torch.equal(last["net.head.weight"], module.net.head.weight)
+
+
+def test_batch_norm_statistics_stay():
+    plain, _ = run(FedAvg, 2, net=BatchNormNet)
+    module, _ = run(FedAvg, 2, net=BatchNormNet, callbacks=[CCVR()])
+    assert torch.equal(plain.net.fc1[1].running_mean, module.net.fc1[1].running_mean)
+    assert all(math.isfinite(float(w.sum())) for w in module.state_dict().values())
+
+
+def test_a_client_without_a_class_and_a_class_nobody_has():
+    data = make_data(classes=((0,), (1,)), num_classes=3)
+    _, rounds = run(FedAvg, 1, data=data, callbacks=[CCVR()])
+    assert math.isfinite(rounds[0]["ccvr/accuracy"])
+
+
+def test_personal_weights_are_refused():
+    with pytest.raises(ConfigurationError, match="`SOLO` keeps weights on the clients"):
+        run(SOLO, 1, callbacks=[CCVR()])
+
+
+def test_a_classifier_without_one_output_per_class_is_refused():
+    with pytest.raises(ConfigurationError, match="does not have one output per class"):
+        run(FedCD, 1, callbacks=[CCVR()])
+
+
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [
+        ({"virtual_per_class": 0}, "`virtual_per_class=0` must be at least 1"),
+        ({"epochs": -1}, "`epochs=-1` and `jitter=1e-06` must be at least 0"),
+        ({"lr": 0.0}, "`lr=0.0` above 0"),
+    ],
+)
+def test_refusals(option, message):
+    with pytest.raises(ConfigurationError, match=message):
+        CCVR(**option)
