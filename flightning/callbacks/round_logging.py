@@ -9,7 +9,6 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.loggers import Logger, TensorBoardLogger, WandbLogger
 
 from flightning.callbacks.federation import Federation
-from flightning.functional.heterogeneity import summarize
 from flightning.loggers import RoundCSVLogger
 from flightning.plots import partition_figure
 
@@ -17,7 +16,7 @@ __all__ = ["RoundLogging"]
 
 
 class RoundLogging(Callback):
-    """Log the cohort of each round as text, and the partition as picture and table at the start.
+    """Log the cohort of each round as text, and the partition as picture, table and numbers at the start.
 
     ``total/bytes`` (up and down) and ``total/seconds`` of all rounds so far are logged beside every accuracy, so that a
     chart can have them as x axis in place of the round. In W&B every chart begins with the round, and the summary shows
@@ -33,12 +32,16 @@ class RoundLogging(Callback):
         if not trainer.is_global_zero:
             return
         data = trainer.datamodule  # type: ignore[attr-defined]
+        numbers = {f"partition/{name}": float(value) for name, value in data.heterogeneity().as_dict().items()}
         for logger in trainer.loggers:
             if isinstance(logger, WandbLogger):
                 _define_axes(logger)
                 _log_partition_to_wandb(logger, data)
-            elif isinstance(logger, TensorBoardLogger):
-                figure = partition_figure(data.label_counts(), data.class_names)
+                logger.experiment.summary.update(numbers)
+            elif not isinstance(logger, RoundCSVLogger):  # `summary.json` in the same folder holds the numbers
+                logger.log_metrics(numbers, step=0)
+            if isinstance(logger, TensorBoardLogger):
+                figure = partition_figure(data.label_counts(), data.class_names, repr(data.partition))
                 logger.experiment.add_figure("partition", figure, 0)
 
     def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -130,7 +133,5 @@ def _log_partition_to_wandb(logger: WandbLogger, data: Any) -> None:
         columns=["client", "samples", *[str(n) for n in names]],
         data=[[client, int(row.sum()), *row.tolist()] for client, row in enumerate(counts)],
     )
-    summary = summarize(data.train_source.labels, data.parts, data.num_classes)
     logger.experiment.config.update({"partition_hash": data.partition_hash}, allow_val_change=True)
     logger.experiment.log({"partition": wandb.Image(figure), "partition_table": table, "round": 0})
-    logger.experiment.summary.update({"partition/emd": summary.emd, "partition/js": summary.jensen_shannon})

@@ -79,6 +79,7 @@ class RunReport(Callback):
             "data": type(data).__name__,
             "partition": repr(data.partition),
             "partition_hash": data.partition_hash,
+            "heterogeneity": data.heterogeneity().as_dict(),
             "num_clients": data.num_clients,
             "seed": data.seed,
             "rounds": max(rows, default=0),
