@@ -92,6 +92,8 @@ algorithm would be ignored: write the mixins first, `class Wrong(FederatedMixin,
         self.num_updates = 0
         self.buffer_policy = "average"
         self.setup_bytes = 0
+        #: Factor of the loss where processes share a batch, so that the mean of their gradients is that of the batch.
+        self.loss_scale = 1.0
         #: Numbers that the algorithm wants logged for this round; logged and cleared when the round ends.
         self.round_metrics: dict[str, float] = {}
         self.client_state.declare("weights", dict)
@@ -289,6 +291,8 @@ algorithm would be ignored: write the mixins first, `class Wrong(FederatedMixin,
                     "the loss under 'loss'."
                 )
             terms = {"task": self.task_loss(loss, batch), **self.regularization(batch)}
+        if self.loss_scale != 1.0:
+            terms = {name: self.loss_scale * term for name, term in terms.items()}
         for name, term in terms.items():
             client.losses[name] = client.losses.get(name, 0.0) + term.detach()
         return functools.reduce(torch.add, terms.values())

@@ -83,16 +83,19 @@ class LocalLoop(_AutomaticOptimization):
         if batch_idx == 0:
             self._steps_in_round = 0
         output = {}
+        current = self._current_round()
         for client in clients:
-            with self._current_round().client(client.visit.client):
-                output = self._run_client(optimizer, client, kwargs)
+            with current.client(client.visit.client):
+                output = self._run_client(optimizer, client, kwargs, current)
         return output
 
     @property
     def _module(self) -> FederatedMixin:
         return cast(FederatedMixin, self.trainer.lightning_module)
 
-    def _run_client(self, optimizer: Optimizer, client: ClientStream, kwargs: OrderedDict[str, Any]) -> dict[str, Any]:
+    def _run_client(
+        self, optimizer: Optimizer, client: ClientStream, kwargs: OrderedDict[str, Any], current: Round
+    ) -> dict[str, Any]:
         step = self._direct_step(optimizer) if self._nobody_listens else self._lightning_step(optimizer, kwargs)
         transfer, results = self._transfer, self.trainer._results
         output: dict[str, Any] = {}
@@ -100,6 +103,8 @@ class LocalLoop(_AutomaticOptimization):
             batch = transfer(batch)
             if results is not None:  # what `training_step` logs is weighted by the size of its batch
                 results.batch, results.batch_size = batch, None
+            if current.processes.split_batches:
+                current.before_step()
             output = step(batch, self._steps_in_round)
             self._steps_in_round += 1
             if self.trainer.received_sigterm and self.trainer.world_size == 1:

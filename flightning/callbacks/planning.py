@@ -9,7 +9,7 @@ import numpy as np
 from flightning.algorithms.base import Client, FederatedMixin
 from flightning.callbacks.checks import check_batches_of_one
 from flightning.datamodules.base import FederatedDataModule
-from flightning.datamodules.stream import RoundPlan, Visit
+from flightning.datamodules.stream import RoundPlan, Visit, shard_bounds
 from flightning.functional.cohort import sample_cohort
 from flightning.functional.layers import batch_norm_names
 from flightning.functional.seeding import numpy_generator
@@ -124,3 +124,16 @@ class Planner:
     def weight(self, client: int) -> float:
         """Weight of a client in ``mean`` reductions, not normalised."""
         return float(self._weights[client])
+
+    def loss_scale(self, client: int, step: int, processes: Processes) -> float:
+        """Factor of the loss of this process's part of a batch.
+
+        The mean over :math:`P` processes of gradients of means over :math:`n_r` of :math:`n` samples, each times
+        :math:`n_r P / n`, is the gradient of the mean over all :math:`n`.
+        """
+        if not processes.split_batches:
+            return 1.0
+        first = (step % int(self.per_epoch[client])) * self.data.batch_size
+        size = min(self.data.batch_size, int(self.data.sizes[client]) - first)
+        start, stop = shard_bounds(size, processes.rank, processes.count)
+        return (stop - start) * processes.count / size

@@ -93,6 +93,11 @@ class RoundRecord:
         self.bad_updates += told["bad_updates"]
         self.learning_rate = self.learning_rate or told["learning_rate"]
 
+    def average(self, losses: Sequence[list[dict[str, float]]]) -> None:
+        """Take the mean of the losses of the same clients on several processes, each scaled to its part of a batch."""
+        for own, *parts in zip(self.losses, *losses, strict=True):
+            own.update({name: sum(p[name] for p in parts) / len(parts) for name in own})
+
     def sort(self, cohort: Sequence[int]) -> None:
         """Put the clients into the order of the cohort, so that sums do not depend on who trained whom."""
         place = {client: i for i, client in enumerate(cohort)}

@@ -75,6 +75,12 @@ class Round:
         """A batch comes next."""
         if self._step_in_visit == 0:
             self._begin_client(self.visits[self._position].client)
+        self.before_step()
+
+    def before_step(self) -> None:
+        """A local step of the current client comes next."""
+        client = self.visits[self._position].client
+        self.module.loss_scale = self.planner.loss_scale(client, self._step_in_visit, self.processes)
         self._step_in_visit += 1
 
     def after_batch(self) -> None:
@@ -89,7 +95,7 @@ class Round:
         self._begin_client(client)
         yield
         self._end_client()
-        self._position += 1
+        self._position, self._step_in_visit = self._position + 1, 0
 
     def end_if_done(self, is_last: bool) -> None:
         """End the round after the last client of this process; ``is_last`` in the last round of all."""
@@ -114,6 +120,7 @@ class Round:
 
     def _end_client(self) -> None:
         module, client = self.module, self.module._training_client
+        self.processes.agree_on(module.buffers())
         upload = module.finish_client()
         with self.record.timing("aggregation"):
             self.record.add_client(client)
@@ -182,6 +189,8 @@ class Round:
 
     def _merge(self, reducer: Reducer, record: RoundRecord) -> None:
         """Bring together what the processes have done since they last met."""
+        if self.processes.split_batches:
+            record.average(self.processes.gather_objects(record.losses))
         states = self.module.client_states
         told = {"record": record.told(), "states": states.told(self._changed)}
         for rank, theirs in enumerate(self.processes.merge(reducer, told)):

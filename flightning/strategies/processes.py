@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -142,6 +142,13 @@ class Processes:
         dist.all_reduce(flat)
         for tensor, part in zip(tensors, torch.split(flat, [t.numel() for t in tensors]), strict=True):
             tensor.copy_(part.view_as(tensor))
+
+    @torch.no_grad()
+    def agree_on(self, tensors: Iterable[Tensor]) -> None:
+        """Where all train the same client, take these tensors from the first process, such as BatchNorm statistics."""
+        if self.split_batches:
+            for tensor in tensors:
+                dist.broadcast(tensor, 0)
 
     def merge(self, reducer: Reducer, told: Any = None) -> list[Any]:
         """Let a reducer hold the uploads of the clients of all processes.
