@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,7 +15,7 @@ from torch.utils.hooks import RemovableHandle
 from torchmetrics import Metric
 
 from flightning.callbacks.checks import check_module
-from flightning.callbacks.run_report import RunReport
+from flightning.callbacks.run_report import run_folder
 from flightning.errors import ConfigurationError
 from flightning.plots import confusion_figure, save_figure
 
@@ -98,7 +97,7 @@ class ExtraMetrics(Callback):
         """Keep the last pictures in the run's folder."""
         if trainer.is_global_zero:
             for name, matrix in self.matrices.items():
-                save_figure(self._figure(trainer, name, matrix), _folder(trainer) / f"{name}.png")
+                save_figure(self._figure(trainer, name, matrix), run_folder(trainer) / f"{name}.png")
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         """Leave the module as it was."""
@@ -162,8 +161,3 @@ class ExtraMetrics(Callback):
 
     def _figure(self, trainer: Trainer, name: str, matrix: NDArray[np.float64]) -> Any:
         return confusion_figure(matrix, trainer.datamodule.class_names, name.replace("_", " "))  # type: ignore[attr-defined]
-
-
-def _folder(trainer: Trainer) -> Path:
-    report = next((c for c in trainer.callbacks if isinstance(c, RunReport)), None)  # type: ignore[attr-defined]
-    return report.folder if report else Path(trainer.log_dir or trainer.default_root_dir)

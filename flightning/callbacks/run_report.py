@@ -12,7 +12,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from flightning.loggers import RoundCSVLogger, ensure_writable
 from flightning.plots import learning_curve_figure, partition_figure, save_figure
 
-__all__ = ["RunReport", "format_bytes"]
+__all__ = ["RunReport", "format_bytes", "run_folder"]
 
 
 def format_bytes(count: float) -> str:
@@ -27,6 +27,13 @@ def format_bytes(count: float) -> str:
             return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
         count /= 1000
     return f"{count:.1f} TB"
+
+
+def run_folder(trainer: Trainer) -> Path:
+    """Folder for what a run leaves: that of the report or of the round log, or Lightning's own."""
+    report = next((c for c in trainer.callbacks if isinstance(c, RunReport)), None)  # type: ignore[attr-defined]
+    log = next((logger for logger in trainer.loggers if isinstance(logger, RoundCSVLogger)), None)
+    return report.folder if report else log.folder if log else Path(trainer.log_dir or trainer.default_root_dir)
 
 
 class RunReport(Callback):
@@ -54,6 +61,11 @@ class RunReport(Callback):
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Draw the pictures and print the table."""
         rows = self._rows(trainer)
+        if trainer.is_global_zero and not rows and trainer.ckpt_path is not None:
+            print(
+                f"No round was trained: the checkpoint has all {trainer.max_epochs} rounds already. Raise "
+                "`--trainer.max_epochs` to go on."
+            )
         if not trainer.is_global_zero or not rows:
             return
         summary = self._write_summary(trainer, pl_module, finished=True)
