@@ -34,6 +34,7 @@ from flightning.algorithms.rfedavg_plus import RFedAvgPlus, RFedAvgPlusMixin
 from flightning.algorithms.scaffold import SCAFFOLD, SCAFFOLDMixin
 from flightning.algorithms.silobn import SiloBN, SiloBNMixin
 from flightning.algorithms.solo import SOLO, SOLOMixin
+from flightning.algorithms.vhl import VHL, VHLMixin
 
 __all__ = [
     "CDFDM",
@@ -43,6 +44,7 @@ __all__ = [
     "MOON",
     "SCAFFOLD",
     "SOLO",
+    "VHL",
     "CDFDMMixin",
     "Centralized",
     "CentralizedMixin",
@@ -103,4 +105,5 @@ __all__ = [
     "SOLOMixin",
     "SiloBN",
     "SiloBNMixin",
+    "VHLMixin",
 ]
