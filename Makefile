@@ -3,7 +3,14 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: quickstart test clean
+# The comparisons of the papers: where the data sets lie, the fraction of the rounds, runs at once, and what else
+# `flightning compare` takes (make paper-fedrl DATA=/data BUDGET=0.05 JOBS=2 OPTIONS="--only MNIST")
+DATA ?= data
+BUDGET ?= 1
+JOBS ?= 1
+OPTIONS ?=
+
+.PHONY: quickstart test clean paper-fedrl paper-rfedavg paper-fedcd paper-cdfdm
 
 quickstart: $(VENV)/.installed
 	$(BIN)/flightning fit --config configs/quickstart.yaml
@@ -13,6 +20,13 @@ test: $(VENV)/.installed-dev
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/python -m pytest -m "not slow and not gpu"
+
+paper-fedrl paper-fedcd paper-cdfdm: paper-%: $(VENV)/.installed
+	$(BIN)/flightning compare --grid $* --out runs/paper-$*-$(BUDGET) --jobs $(JOBS) --data.root $(DATA) --budget $(BUDGET) $(OPTIONS)
+
+paper-rfedavg: $(VENV)/.installed
+	$(BIN)/flightning compare --grid rfedavg --out runs/paper-rfedavg-silo-$(BUDGET) --jobs $(JOBS) --data.root $(DATA) --budget $(BUDGET) $(OPTIONS)
+	$(BIN)/flightning compare --grid rfedavg_device --out runs/paper-rfedavg-device-$(BUDGET) --jobs $(JOBS) --data.root $(DATA) --budget $(BUDGET) $(OPTIONS)
 
 clean:
 	rm -rf $(VENV) build *.egg-info

@@ -128,7 +128,7 @@ def name_wandb_run(logger: WandbLogger, model: str, data: str, partition: str, s
     """Give a run in W&B the names by which a comparison is grouped, where neither logger nor environment has them.
 
     The group is what runs have in common, data and partition; the job type is the method, over whose seeds W&B can then
-    average.
+    average. In a sweep, W&B names the runs itself.
 
     Args:
         logger: The logger, before its first use.
@@ -138,7 +138,7 @@ def name_wandb_run(logger: WandbLogger, model: str, data: str, partition: str, s
         seed: Seed of the run.
     """
     names = {
-        "name": ("WANDB_NAME", f"{model}, seed {seed}"),
+        **({} if os.environ.get("WANDB_SWEEP_ID") else {"name": ("WANDB_NAME", f"{model}, seed {seed}")}),
         "group": ("WANDB_RUN_GROUP", f"{data}, {partition}"[:128]),
         "job_type": ("WANDB_JOB_TYPE", model),
         "tags": ("WANDB_TAGS", [model[:64], data[:64], f"seed-{seed}"]),

@@ -1,0 +1,48 @@
+import copy
+
+import pytest
+
+from flightning.budget import scale_rounds
+from flightning.errors import ConfigurationError
+
+
+def config(rounds=120, **scheduler):
+    return {"trainer": {"max_epochs": rounds}, "lr_scheduler": {"class_path": "X", "init_args": scheduler}}
+
+
+def test_the_whole_budget_changes_nothing():
+    whole = config(milestones=[40, 80])
+    before = copy.deepcopy(whole)
+    assert scale_rounds(whole, 1.0) == ""
+    assert whole == before
+
+
+@pytest.mark.parametrize(
+    ("name", "before", "after"),
+    [("milestones", [40, 80], [4, 8]), ("step_size", 30, 3), ("T_max", 120, 12), ("gamma", 0.99, 0.99**10)],
+)
+def test_the_schedule_keeps_its_shape(name, before, after):
+    scaled = config(**{name: before})
+    notice = scale_rounds(scaled, 0.1)
+    assert scaled["trainer"]["max_epochs"] == 12
+    assert scaled["lr_scheduler"]["init_args"][name] == pytest.approx(after)
+    assert notice.startswith("Budget 0.1: 12 rounds in place of 120, learning-rate schedule scaled with them (")
+
+
+def test_the_factor_of_a_step_is_kept():
+    scaled = config(milestones=[40, 80], gamma=0.5)
+    scale_rounds(scaled, 0.1)
+    assert scaled["lr_scheduler"]["init_args"] == {"milestones": [4, 8], "gamma": 0.5}
+
+
+def test_at_least_one_round_and_one_evaluation_are_left():
+    scaled = {"trainer": {"max_epochs": 100, "check_val_every_n_epoch": 5}, "lr_scheduler": None}
+    notice = scale_rounds(scaled, 0.001)
+    assert scaled["trainer"] == {"max_epochs": 1, "check_val_every_n_epoch": 1}
+    assert "one evaluation in place of one every 5 rounds" in notice
+
+
+@pytest.mark.parametrize("budget", [0.0, -0.5, 1.5, float("nan")])
+def test_a_budget_that_is_no_fraction(budget):
+    with pytest.raises(ConfigurationError, match=r"must lie in \(0, 1\]: 0.05 runs a twentieth"):
+        scale_rounds(config(), budget)
