@@ -32,7 +32,7 @@ ABLATIONS = {
 }
 
 
-class FedAvg(FedAvgMixin, ProjectedClassifier): ...
+class ProjectedFedAvg(FedAvgMixin, ProjectedClassifier): ...
 
 
 class Probe(FedCD):
@@ -79,7 +79,7 @@ def finite(module):
 
 
 def test_everything_off_is_fedavg_bit_for_bit():
-    fedavg, _ = run(FedAvg, 3)
+    fedavg, _ = run(ProjectedFedAvg, 3)
     module, rounds = run(FedCD, 3, **OFF)
     found = {n.replace(".fine", ""): w for n, w in module.state_dict().items() if n != "prototypes"}
     assert found.keys() == fedavg.state_dict().keys()

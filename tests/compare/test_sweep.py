@@ -10,6 +10,7 @@ import pytest
 import yaml
 
 
+@pytest.mark.slow  # starts W&B, which writes into the folder of the test run
 def test_one_point_of_the_sweep_runs(tmp_path):
     utils = pytest.importorskip("wandb.sdk.launch.sweeps.utils", reason="wandb is not installed")
     sweep = yaml.safe_load((files("flightning") / "configs" / "sweeps" / "fedprox.yaml").read_text())
