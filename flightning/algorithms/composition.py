@@ -11,8 +11,7 @@ __all__ = ["ATTRIBUTES", "check_bases", "check_module_behind", "check_names", "m
 
 #: What the constructor of the mixin sets; a module behind it must not use these names.
 ATTRIBUTES = (
-    "buffer_policy", "client", "client_state", "client_states", "cohort", "cohort_weights",
-    "gather_evaluation", "global_weights",
+    "buffer_policy", "client", "client_state", "client_states", "cohort", "cohort_weights", "global_weights",
     "num_clients", "num_training_clients", "num_updates", "round_metrics", "server_state", "setup_bytes",
 )  # fmt: skip
 
