@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import re
 import sys
 import warnings
 from collections.abc import Iterator, Sequence
@@ -24,9 +23,10 @@ import flightning.nets
 from flightning.budget import scale_rounds
 from flightning.callbacks import Federation, LastCheckpoint, RoundLogging, RoundProgress, RunReport
 from flightning.datamodules import FederatedDataModule
-from flightning.errors import CheckpointError, ClientError, ConfigurationError, FlightningError, nearest
+from flightning.errors import CheckpointError, ClientError, ConfigurationError, FlightningError
 from flightning.loggers import RoundCSVLogger, ensure_writable, latest_version, name_wandb_run, next_version
 from flightning.packaged import find_config
+from flightning.refusals import explain
 from flightning.verbs import VERBS, run_verb
 from flightning.version import __version__
 
@@ -41,28 +41,21 @@ class FriendlyParser(LightningArgumentParser):
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
         """Print the reason and leave with code 2."""
-        print(f"error: {_explain(message)}", file=sys.stderr)
+        verbs = [verb for action in self._actions for verb in _choices(action)]
+        parsers = [self, *(p for action in self._actions for p in _choices(action).values())]
+        options = {option for parser in parsers for option in parser._option_string_actions}
+        print(f"error: {explain(message, options, _known_classes(), [*verbs, *VERBS])}", file=sys.stderr)
         raise SystemExit(2)
 
 
-def _explain(message: str) -> str:
+def _choices(action: Any) -> dict[str, Any]:
+    """Parsers of the verbs, where this argument is the verb."""
+    return action.choices if isinstance(action.choices, dict) else {}
+
+
+def _known_classes() -> list[str]:
     exported = [*flightning.algorithms.__all__, *flightning.datamodules.__all__, *flightning.nets.__all__]
-    known = [name for name in exported if not name.endswith("Mixin")]
-    unknown = re.search(r"Expected a dot import path string: (\w+)\s", message + "\n")
-    if unknown:
-        return (
-            f"`{unknown[1]}` is no class that flightning knows. {nearest(unknown[1], known)} A class of your own is "
-            "given with its module: `my_module.MyClass`."
-        )
-    option = re.search(r"Option '(\w+)' is not accepted", message)
-    if option:
-        return f"there is no option `{option[1]}` here: `flightning fit --model.help FedAvg` lists those of a class."
-    reasons = [r for r in re.findall(r"^ *- (.+)$", message, re.MULTILINE) if not r.startswith(_BOILERPLATE)]
-    return reasons[-1] if reasons else message
-
-
-#: How jsonargparse introduces the parts of a nested error; the reason itself is the last line that is none of these.
-_BOILERPLATE = ("Expected a <class 'NoneType'>", "Does not validate", "Problem with given class_path")
+    return [name for name in exported if not name.endswith("Mixin")]
 
 
 @contextmanager
@@ -72,7 +65,7 @@ def _in_own_words() -> Iterator[None]:
         yield
     except ValueError as error:
         if "Does not validate against any of the Union subtypes" in str(error):
-            raise ConfigurationError(_explain(str(error))) from error
+            raise ConfigurationError(explain(str(error), classes=_known_classes())) from error
         raise
 
 
@@ -155,9 +148,17 @@ class FederatedCLI(LightningCLI):
                 )
             if config.get("logger") is not False and not config.get("fast_dev_run"):
                 kwargs.update(self._run_arguments(config))
-        elif config.get("logger") is None:
-            kwargs.update(logger=False, enable_checkpointing=False)
+        else:
+            self._find_last(self._runs(config))
+            if config.get("logger") is None:
+                kwargs.update(logger=False, enable_checkpointing=False)
         return super().instantiate_trainer(**kwargs)
+
+    def _parse_ckpt_path(self) -> None:
+        """Leave the configuration as it is: Lightning would take class and settings of the model from the checkpoint.
+
+        What was asked for would be replaced in silence, and a resumed run could not be refused.
+        """
 
     def _run_arguments(self, config: Any) -> dict[str, Any]:
         folder = self._run_folder(config)
@@ -180,18 +181,31 @@ class FederatedCLI(LightningCLI):
     def _run_folder(self, config: Any) -> Path:
         resumes = self._get(self.config_init, "ckpt_path") == "last"
         if self._get(self.config_init, "run_folder") is not None:
-            return _given_folder(Path(self._get(self.config_init, "run_folder")), resumes)
+            folder = _given_folder(Path(self._get(self.config_init, "run_folder")), resumes)
+            if resumes:
+                self._set_checkpoint(folder)
+            return folder
+        return self._find_last(self._runs(config)) or next_version(self._runs(config))
+
+    def _runs(self, config: Any) -> Path:
         names = [type(self._get(self.config_init, part)).__name__ for part in ("data", "model")]
-        runs = Path(config.get("default_root_dir") or "runs") / "-".join(names).lower()
-        if not resumes:
-            return next_version(runs)
+        return Path(config.get("default_root_dir") or "runs") / "-".join(names).lower()
+
+    def _find_last(self, runs: Path) -> Path | None:
+        """The newest run and its checkpoint, where `--ckpt_path last` asks for them."""
+        if self._get(self.config_init, "ckpt_path") != "last":
+            return None
         latest = latest_version(runs)
-        if latest is None or not (latest / "checkpoints" / "last.ckpt").exists():
+        if latest is None or not _last_checkpoint(latest).exists():
             raise CheckpointError(
                 f"`--ckpt_path last` finds no `checkpoints/last.ckpt` in the newest run below `{runs}`: start a run "
                 "without it, or give the path of a checkpoint."
             )
+        self._set_checkpoint(latest)
         return latest
+
+    def _set_checkpoint(self, folder: Path) -> None:
+        self.config_init[str(self.subcommand)]["ckpt_path"] = str(_last_checkpoint(folder))
 
     def _add_configure_optimizers_method_to_model(self, subcommand: str | None) -> None:
         with warnings.catch_warnings():
@@ -200,8 +214,12 @@ class FederatedCLI(LightningCLI):
             super()._add_configure_optimizers_method_to_model(subcommand)
 
 
+def _last_checkpoint(folder: Path) -> Path:
+    return folder / "checkpoints" / "last.ckpt"
+
+
 def _given_folder(folder: Path, resumes: bool) -> Path:
-    if resumes and not (folder / "checkpoints" / "last.ckpt").exists():
+    if resumes and not _last_checkpoint(folder).exists():
         raise CheckpointError(
             f"`--ckpt_path last` finds no `checkpoints/last.ckpt` in `run_folder={str(folder)!r}`: start the run "
             "without it, or give the folder of an interrupted run."
@@ -271,5 +289,7 @@ def quieten() -> None:
         r".*does not have many workers.*",
         r".*exists and is not empty.*",
         r".*callbacks used to create the checkpoint need to be provided.*",
+        r".*The dirpath has changed from.*",
+        r".*LightningCLI's args parameter is intended to run from within Python.*",
     ):
         warnings.filterwarnings("ignore", message=message)

@@ -351,10 +351,21 @@ algorithm would be ignored: write the mixins first, `class Wrong(FederatedMixin,
                 "this checkpoint was not written by a federation (it has no `flightning` entry): give the `last.ckpt` "
                 "of a flightning run, or load its weights with `load_state_dict` before training."
             )
+        self._check_weights(checkpoint["state_dict"])
         kept = checkpoint["flightning"]
         self.server_state.replace(kept["server"])
         self.client_states.load_state_dict(kept["clients"])
         self.setup_bytes = kept["setup_bytes"]
+
+    def _check_weights(self, kept: Mapping[str, Tensor]) -> None:
+        own = self.state_dict()
+        for name in sorted(own.keys() | kept.keys()):
+            there, here = (tuple(w[name].shape) if name in w else "missing" for w in (kept, own))
+            if there != here:
+                raise CheckpointError(
+                    f"the checkpoint holds another network: `{name}` is {there} there and {here} in this run: resume "
+                    "with the network that wrote it."
+                )
 
     def _call_user_step(self, name: str, step: Callable[..., Any], args: tuple[Any, ...]) -> Any:
         if name not in self._takes:

@@ -68,6 +68,11 @@ def check_trainer(trainer: Trainer) -> None:
             "set `federation.local_steps` or `federation.participation` instead",
         ),
         (
+            trainer.max_epochs is not None and trainer.max_epochs < 1,
+            f"`max_epochs={trainer.max_epochs}` is no number of rounds",
+            "set it to at least 1",
+        ),
+        (
             trainer.max_steps != -1 and not fast_dev_run,
             f"`max_steps={trainer.max_steps}` would stop inside a round",
             "set `max_epochs`, the number of rounds, instead",

@@ -10,29 +10,30 @@ from typing import Any, Literal
 
 import torch
 from lightning.fabric.plugins import TorchCheckpointIO
-from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.utilities import rank_zero_info
 
 from flightning.algorithms.base import FederatedMixin
 from flightning.callbacks.checks import check_datamodule, check_module, check_optimizers, check_trainer
 from flightning.callbacks.local_loop import LOCAL_LOOPS, LocalLoop, warn_about_batch_hooks
 from flightning.callbacks.planning import Planner
-from flightning.callbacks.plateau import step_plateau_schedulers, waited_for
 from flightning.callbacks.record import RoundRecord
+from flightning.callbacks.round_checkpoints import RoundCheckpoints
 from flightning.callbacks.rounds import Round
 from flightning.callbacks.wiring import connect_processes
 from flightning.checkpoint_io import AtomicCheckpointIO
 from flightning.datamodules.base import FederatedDataModule
 from flightning.datamodules.stream import Clients, RoundPlan
-from flightning.errors import CheckpointError, ConfigurationError
+from flightning.errors import ConfigurationError
 from flightning.functional.cohort import SAMPLERS
 from flightning.functional.seeding import resolve_seed
 from flightning.strategies.processes import Processes
+from flightning.strategies.watch import Watch
 
 __all__ = ["Federation"]
 
 
-class Federation(Callback):
+class Federation(RoundCheckpoints):
     """Train the clients of each round one after the other, aggregate, and let Lightning evaluate the result.
 
     Args:
@@ -62,7 +63,7 @@ class Federation(Callback):
         >>> Federation(local_epochs=2, local_steps=5)
         Traceback (most recent call last):
             ...
-        flightning.errors.ConfigurationError: `local_epochs=2` and `local_steps=5` exclude each other: give one of them.
+        flightning.errors.ConfigurationError: `local_epochs=2` and `local_steps=5` exclude each other: make one `null`.
     """
 
     def __init__(
@@ -79,9 +80,10 @@ class Federation(Callback):
         serialisation_overhead: int = 0,
         seed: int | None = None,
     ) -> None:
+        super().__init__()
         if local_epochs is not None and local_steps is not None:
             raise ConfigurationError(
-                f"`local_epochs={local_epochs}` and `local_steps={local_steps}` exclude each other: give one of them."
+                f"`local_epochs={local_epochs}` and `local_steps={local_steps}` exclude each other: make one `null`."
             )
         for name, value in (("local_epochs", local_epochs), ("local_steps", local_steps)):
             if value is not None and value < 1:
@@ -104,10 +106,7 @@ class Federation(Callback):
         self.persist_client_optimizer, self.local_loop = persist_client_optimizer, local_loop
         self.serialisation_overhead = serialisation_overhead
         self.seed = resolve_seed(seed)
-        self._round: Round | None = None
-        self._identity: dict[str, Any] = {}
-        self._finished: dict[str, float] | None = None
-        self._restored: dict[str, Any] | None = None
+        self._watch: Watch | None = None
 
     def plan(self, round_index: int) -> RoundPlan:
         """Who trains in this round, in which order and how long."""
@@ -184,13 +183,14 @@ class Federation(Callback):
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Take the module's weights, fresh or restored, as global weights."""
         check_optimizers(trainer)
+        if self._processes.count > 1:
+            self._watch = Watch(self._processes, trainer)
+            self._watch.start()
         self._module.start_federation(self._data.num_clients, self.buffers)
         if self._planner.refresh():
             # Lightning made the stream of the first round before the algorithm gave shared samples to clients
             trainer.fit_loop._last_train_dl_reload_epoch = float("-inf")
-        if self._restored is not None:
-            self._end_restored_round(trainer, self._restored)
-            self._restored = None
+        self._end_restored_round(trainer)
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Begin a round."""
@@ -213,12 +213,6 @@ class Federation(Callback):
         if not isinstance(batch, Clients):
             self._current.after_batch()
         self._current.end_if_done(is_last=trainer.current_epoch + 1 == trainer.max_epochs)
-
-    @property
-    def _current(self) -> Round:
-        if self._round is None:  # pragma: no cover
-            raise RuntimeError("a batch came outside of a round")
-        return self._round
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Let clients with weights of their own be evaluated outside of a fit, too."""
@@ -246,15 +240,6 @@ class Federation(Callback):
         pl_module.log_dict(metrics)
         self._log_round(trainer)
 
-    def finished_metrics(self) -> dict[str, float]:
-        """What is logged for the round that has just ended; its clocks stop at the first call."""
-        if self._finished is None:
-            setup_bytes = float(self._module.setup_bytes) if self._current.plan.round_index == 0 else 0.0
-            own = self._module.round_metrics
-            self._finished = {**self.record.metrics(), "round/setup_bytes": setup_bytes, **own}
-            own.clear()
-        return self._finished
-
     def _log_round(self, trainer: Trainer) -> None:
         # the number of finished rounds is the x axis: Lightning takes a metric called `step` for it
         finished = float(trainer.current_epoch + 1)
@@ -264,51 +249,21 @@ class Federation(Callback):
         """Leave the global weights in the module, also where a stop came inside a round."""
         self._module.load_global_weights()
         self._round = None
+        self._processes.wait()  # from here on a process may end before another
+        self._stop_watching()
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        """Leave the global weights in the module."""
+        """Leave the global weights in the module, and name the process that is missing."""
+        if self._watch is not None and isinstance(exception, RuntimeError):
+            self._watch.report(patience=2.0)
+        self._stop_watching()
         if isinstance(pl_module, FederatedMixin) and pl_module.global_weights:
             pl_module.load_global_weights()
 
-    def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
-        """Keep what Lightning does with a round only after its checkpoint is written."""
-        if self._round is not None:
-            checkpoint["flightning_round"] = {
-                "index": self._round.plan.round_index,
-                "is_complete": self._round.is_finished,
-                "metrics": self.finished_metrics() if self._round.is_finished else {},
-                "waited_for": waited_for(trainer),
-            }
-
-    def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
-        """Refuse a checkpoint from inside a round: half of its cohort would be missing."""
-        kept = checkpoint.get("flightning_round")
-        if kept is not None and not kept["is_complete"] and trainer.state.fn == "fit":
-            raise CheckpointError(
-                f"the checkpoint was saved inside round {kept['index'] + 1}, before its clients had finished: resume "
-                "from one that was saved after a round, such as `last.ckpt` in the run's folder."
-            )
-        self._restored = kept
-
-    def _end_restored_round(self, trainer: Trainer, kept: dict[str, Any]) -> None:
-        # where a checkpoint was saved after validation, Lightning runs the end of that round again
-        self._finished = kept["metrics"]
-        self._module.cohort = self.plan(kept["index"]).cohort
-        step_plateau_schedulers(trainer, kept["index"], kept["waited_for"])
-
-    def state_dict(self) -> dict[str, Any]:
-        """What a resumed run must agree with."""
-        return dict(self._identity)
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Refuse to go on with another algorithm, seed or partition."""
-        for what, now in self._identity.items():
-            before = state_dict.get(what)
-            if before != now:
-                raise CheckpointError(
-                    f"the checkpoint was written with {what} `{before}`, but this run has {what} `{now}`: resume with "
-                    "the same settings, or start anew without `ckpt_path`."
-                )
+    def _stop_watching(self) -> None:
+        if self._watch is not None:
+            self._watch.stop()
+            self._watch = None
 
     def _prepare_evaluation(self, trainer: Trainer) -> None:
         if trainer.state.fn != "fit":
