@@ -59,9 +59,7 @@ def find_sweep(argv: Sequence[str]) -> Sweep:
         elif groups:
             groups[-1].append(argument)
         else:
-            raise ConfigurationError(
-                f"`{argument}` belongs to no option: write `flightning partition --config x.yaml`."
-            )
+            raise ConfigurationError(f"`{argument}` belongs to no option: write `--config {argument}`, for instance.")
     several = [group for group in groups if len(group) > 2]
     if not several:
         return Sweep(None, [""], list(argv))
