@@ -7,6 +7,7 @@ import flightning.algorithms
 from flightning.callbacks import Federation
 from flightning.datamodules import Digits
 from flightning.datamodules.partitioners import Dirichlet
+from flightning.datamodules.transforms import PadCrop
 from flightning.nets import Net
 from tests.problems import make_trainer
 
@@ -14,6 +15,8 @@ READY_MADE = [name for name in flightning.algorithms.__all__ if not name.endswit
 
 #: Settings without which an algorithm refuses to run.
 _FEDERATION = {"FedPD": {"participation": 1.0}}
+#: Settings that make an algorithm quick enough for a test.
+_ARGUMENTS = {"FedDF": {"steps": 20, "eval_every": 10}}
 
 
 class DropoutNet(Net):
@@ -34,12 +37,24 @@ class PlainNet(Net):
         self.head = nn.Linear(16, num_classes)
 
 
+class BatchNormNet(Net):
+    """Two layers with BatchNorm in between."""
+
+    def __init__(self, input_shape, num_classes):
+        super().__init__(input_shape, num_classes)
+        self.fc1 = nn.Sequential(nn.Flatten(), nn.Linear(64, 16), nn.BatchNorm1d(16), nn.ReLU())
+        self.head = nn.Linear(16, num_classes)
+
+
 def make_module(name, net=DropoutNet, **kwargs):
     torch.manual_seed(0)
-    return getattr(flightning.algorithms, name)(net=net, input_shape=(1, 8, 8), num_classes=10, **kwargs)
+    return getattr(flightning.algorithms, name)(
+        **{"net": net, "input_shape": (1, 8, 8), "num_classes": 10, **_ARGUMENTS.get(name, {}), **kwargs}
+    )
 
 
-def make_digits(**kwargs):
+def make_digits(augmented=False, **kwargs):
+    kwargs |= {"augment": [PadCrop(1)]} if augmented else {}
     return Digits(**{"num_clients": 6, "partition": Dirichlet(alpha=0.5, min_size=20), "batch_size": 32, **kwargs})
 
 

@@ -1,6 +1,6 @@
 """Run algorithms on the digits in this process, or in one of several; what they end with is saved per process.
 
-python -m tests.strategies.worker FOLDER '{"names": ["FedAvg"], "strategy": "client_parallel", "devices": 2}'
+python -m tests.strategies.worker FOLDER '[{"key": "a", "name": "FedAvg", "strategy": "client_parallel", "devices": 2}]'
 """
 
 import json
@@ -8,30 +8,31 @@ import logging
 import os
 import sys
 import warnings
+from pathlib import Path
 
 import torch
 
-from tests.algorithms_on_digits import DropoutNet, PlainNet, make_digits, run
+from tests import algorithms_on_digits as digits
 
 
-def main(folder, names, net="DropoutNet", data=None, federation=None, **trainer):
+def result(name, net="DropoutNet", data=None, **options):
+    """What a run ends with."""
+    module, trainer = digits.run(name, net=getattr(digits, net), data=digits.make_digits(**(data or {})), **options)
+    return {
+        "weights": {n: w.clone() for n, w in module.state_dict().items()},
+        "server": module.server_state.values,
+        "clients": module.client_states.state_dict(),
+        "metrics": {k: float(v) for k, v in trainer.callback_metrics.items() if "seconds" not in k},
+    }
+
+
+def main(folder, jobs):
     torch.set_num_threads(1)
     warnings.filterwarnings("ignore")
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
-    results = {}
-    for name in names:
-        made = make_digits(**(data or {}))
-        module, used = run(
-            name, net={"DropoutNet": DropoutNet, "PlainNet": PlainNet}[net], federation=federation, data=made, **trainer
-        )
-        results[name] = {
-            "weights": {n: w.clone() for n, w in module.state_dict().items()},
-            "server": module.server_state.values,
-            "clients": module.client_states.state_dict(),
-            "metrics": {k: float(v) for k, v in used.callback_metrics.items() if "seconds" not in k},
-        }
-    torch.save(results, os.path.join(folder, f"{os.environ.get('LOCAL_RANK', '0')}.pt"))
+    results = {job.pop("key"): result(**job) for job in jobs}
+    torch.save(results, Path(folder) / f"{os.environ.get('LOCAL_RANK', '0')}.pt")
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], **json.loads(sys.argv[2]))
+    main(sys.argv[1], json.loads(sys.argv[2]))

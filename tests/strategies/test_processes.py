@@ -1,0 +1,86 @@
+"""One pair of processes runs every case; each test looks at one of them."""
+
+import pytest
+
+from tests.algorithms_on_digits import READY_MADE
+from tests.classification import assert_equal_nested
+from tests.strategies.processes import distance, run_jobs
+from tests.strategies.worker import result
+
+PAIR = {"strategy": "client_parallel", "devices": 2}
+DDP = {"strategy": "ddp", "devices": 2}
+#: With state, corrections, penalties, prototypes, stacked uploads, personal weights; without terms that couple the
+#: samples of a batch (FedIR, FedRL, rFedAvg, VHL), which see only the part of a process.
+SAME_UNDER_DDP = ("FedAvg", "FedBN", "FedDyn", "FedNova", "FedProto", "IDA", "MOON", "SCAFFOLD", "SOLO")
+#: Seven batches of the test set.
+EVALUATION = {"eval_batch_size": 60}
+
+CASES = {
+    **{f"parallel/{name}": {"name": name, "data": EVALUATION, **PAIR} for name in READY_MADE},
+    **{f"ddp/{name}": {"name": name, "net": "PlainNet", **DDP} for name in SAME_UNDER_DDP},
+    "again": {"name": "SCAFFOLD", "data": EVALUATION, **PAIR},
+    "fused": {"name": "SCAFFOLD", "federation": {"local_loop": "fused"}, **PAIR},
+    "idle": {"name": "FedProx", "federation": {"participation": 1}, **PAIR},
+    "idle fused": {"name": "FedProx", "federation": {"participation": 1, "local_loop": "fused"}, **PAIR},
+    "coarse evaluation": {"name": "SOLO", "data": {"eval_batch_size": 512}, **PAIR},
+    "bf16": {"name": "SCAFFOLD", "precision": "bf16-mixed", **PAIR},
+    "ddp fused": {"name": "FedProx", "net": "PlainNet", "federation": {"local_loop": "fused"}, **DDP},
+    # 32 samples in batches of 5: six full ones (3 + 2 samples) and one of 2; 31 samples end with a single one
+    "ddp remainder": {"name": "FedAvg", "net": "PlainNet", "data": {"batch_size": 5}, **DDP},
+    "ddp augmented": {"name": "FedAvg", "net": "PlainNet", "data": {"augmented": True}, **DDP},
+    "ddp batch norm": {"name": "FedAvg", "net": "BatchNormNet", **DDP},
+}
+
+
+@pytest.fixture(scope="module")
+def ranks(tmp_path_factory):
+    jobs = [{"key": key, **case} for key, case in CASES.items()]
+    return run_jobs(tmp_path_factory.mktemp("pair"), jobs)
+
+
+def single(case):
+    """The same run in one process."""
+    return result(**{k: v for k, v in case.items() if k not in ("strategy", "devices")})
+
+
+def assert_agrees(ours, expected, tolerance=1e-6):
+    for part in ("weights", "server", "clients"):
+        assert distance(expected[part], ours[part]) < tolerance, part
+    # deviations are small differences of large numbers
+    metrics = {k: v for k, v in expected["metrics"].items() if "_std" not in k}
+    assert distance(metrics, {k: ours["metrics"][k] for k in metrics}) < 10 * tolerance
+    assert expected["metrics"].keys() == ours["metrics"].keys()
+
+
+@pytest.mark.parametrize("key", CASES)
+def test_processes_end_with_the_same_state(ranks, key):
+    assert_equal_nested(ranks[0][key], ranks[1][key])
+
+
+@pytest.mark.parametrize("name", READY_MADE)
+def test_client_parallel_agrees_with_one_process(ranks, name):
+    assert_agrees(ranks[0][f"parallel/{name}"], single(CASES[f"parallel/{name}"]))
+
+
+@pytest.mark.parametrize("name", SAME_UNDER_DDP)
+def test_ddp_agrees_with_one_process(ranks, name):
+    assert_agrees(ranks[0][f"ddp/{name}"], single(CASES[f"ddp/{name}"]), tolerance=1e-5)
+
+
+def test_two_runs_of_the_same_layout_are_bit_identical(ranks):
+    assert_equal_nested(ranks[0]["again"], ranks[0]["parallel/SCAFFOLD"])
+
+
+@pytest.mark.parametrize("key", ["fused", "idle", "idle fused", "coarse evaluation"])
+def test_other_settings_agree_with_one_process(ranks, key):
+    assert_agrees(ranks[0][key], single(CASES[key]))
+
+
+def test_mixed_precision_agrees_with_one_process(ranks):
+    # the first round is the same to the last bit; afterwards a difference of 1e-16 may round a bfloat16 the other way
+    assert_agrees(ranks[0]["bf16"], single(CASES["bf16"]), tolerance=1e-3)
+
+
+@pytest.mark.parametrize("key", ["ddp fused", "ddp remainder", "ddp augmented"])
+def test_ddp_with_other_settings_agrees_with_one_process(ranks, key):
+    assert_agrees(ranks[0][key], single(CASES[key]), tolerance=1e-5)
