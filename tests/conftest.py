@@ -1,3 +1,4 @@
+import os
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,14 @@ STRAY = ("checkpoints", "lightning_logs", "runs", "wandb")
 def _one_thread():
     """One thread is faster for tiny problems, and sums come out the same everywhere."""
     torch.set_num_threads(1)
+
+
+@pytest.fixture(autouse=True)
+def _no_seed_of_another_test():
+    """`seed_everything` leaves its number in the environment, where data and federation would find it."""
+    os.environ.pop("PL_GLOBAL_SEED", None)
+    yield
+    os.environ.pop("PL_GLOBAL_SEED", None)
 
 
 @pytest.fixture(autouse=True)
