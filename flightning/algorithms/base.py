@@ -279,8 +279,8 @@ algorithm would be ignored: write the mixins first, `class Wrong(FederatedMixin,
 
     # --- Lightning hooks ----------------------------------------------------------------------------------------
 
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-        """Add the regularization terms to the loss of the module behind the mixin."""
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        """Add the regularization terms to the loss of the module behind the mixin, and keep what else it returns."""
         client = self._training_client
         with self.client_stage("training_step"), self._taps.listening():
             output = self._call_user_step("training_step", super().training_step, (batch, batch_idx))
@@ -295,7 +295,8 @@ algorithm would be ignored: write the mixins first, `class Wrong(FederatedMixin,
             terms = {name: self.loss_scale * term for name, term in terms.items()}
         for name, term in terms.items():
             client.losses[name] = client.losses.get(name, 0.0) + term.detach()
-        return functools.reduce(torch.add, terms.values())
+        total = functools.reduce(torch.add, terms.values())
+        return {**output, "loss": total} if isinstance(output, Mapping) else total
 
     def configure_gradient_clipping(
         self,

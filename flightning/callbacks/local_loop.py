@@ -19,9 +19,11 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import LearningRateMonitor, ModelCheckpoint, ProgressBar, Timer
 from lightning.pytorch.loops.optimization.automatic import _AutomaticOptimization
 from lightning.pytorch.plugins.precision import MixedPrecision, Precision
+from lightning.pytorch.profilers import PassThroughProfiler
 from lightning.pytorch.strategies import DDPStrategy, Strategy
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 from lightning.pytorch.utilities.model_helpers import is_overridden
+from lightning_utilities.core.apply_func import apply_to_collection
 from torch import Tensor
 from torch.optim import LBFGS, Optimizer
 
@@ -73,11 +75,14 @@ class LocalLoop(_AutomaticOptimization):
         super().__init__(trainer)
         self._current_round = current_round
         self._steps_in_round = 0
+        self._last_step: tuple[Any, Any, _Step] | None = None
 
     def run(self, optimizer: Optimizer, batch_idx: int, kwargs: OrderedDict[str, Any]) -> dict[str, Any]:
         """Take one step, or all steps of some clients."""
         clients = kwargs["batch"]
         if not isinstance(clients, Clients):
+            if self._nobody_listens:
+                return self._step_of_client(optimizer)(clients, batch_idx)
             output: dict[str, Any] = super().run(optimizer, batch_idx, kwargs)
             return output
         if batch_idx == 0:
@@ -142,7 +147,15 @@ class LocalLoop(_AutomaticOptimization):
             and _steps_plainly(precision)
             and not any(is_overridden(hook, listener) for hook in _STEP_HOOKS for listener in listeners)
             and not any(_is_customised(module, name) for name in _STEP_METHODS)
+            and isinstance(self.trainer.profiler, PassThroughProfiler)  # type: ignore[attr-defined]
         )
+
+    def _step_of_client(self, optimizer: Optimizer) -> _Step:
+        """The direct step, made once for each client."""
+        client, last = self._module.client, self._last_step
+        if last is None or last[0] is not optimizer or last[1] is not client:
+            last = self._last_step = optimizer, client, self._direct_step(optimizer)
+        return last[2]
 
     def _direct_step(self, optimizer: Optimizer) -> _Step:
         trainer, module, client = self.trainer, self._module, self._module._training_client
@@ -152,11 +165,15 @@ class LocalLoop(_AutomaticOptimization):
         clipping = trainer.gradient_clip_val, trainer.gradient_clip_algorithm
         evaluates_once = _evaluates_once(optimizer)
 
+        output: Any = None
+
         def closure(batch: Any, index: int) -> Tensor:
+            nonlocal output
             module._current_fx_name = "training_step"  # `self.log` asks for it
             with forward_context():
-                loss = module.training_step(batch, index)
+                output = module.training_step(batch, index)
             module._current_fx_name = None
+            loss: Tensor = output["loss"] if isinstance(output, dict) else output
             for parameter in parameters:
                 parameter.grad = None
             loss.backward()  # type: ignore[no-untyped-call]
@@ -170,14 +187,15 @@ class LocalLoop(_AutomaticOptimization):
             progress.increment_ready()
             with module.client_stage("optimizer_step"):
                 if evaluates_once:
-                    loss = closure(batch, index)
+                    closure(batch, index)
                     optimizer.step()
                 else:
-                    loss = optimizer.step(functools.partial(closure, batch, index))  # type: ignore[assignment, arg-type]
+                    optimizer.step(functools.partial(closure, batch, index))  # type: ignore[arg-type]
             progress.increment_completed()
             client.steps += 1
             client.step_sizes.append(float(groups[0]["lr"]))
-            return {"loss": loss}
+            # a kept graph would keep the activations
+            return {"loss": output.detach()} if isinstance(output, Tensor) else _detach(output)
 
         return step
 
@@ -213,6 +231,11 @@ def _forward_context(precision: Precision) -> Callable[[], AbstractContextManage
         return nullcontext
     context: Callable[[], AbstractContextManager[None]] = precision.forward_context
     return context
+
+
+def _detach(output: dict[str, Any]) -> dict[str, Any]:
+    detached: dict[str, Any] = apply_to_collection(output, Tensor, Tensor.detach)
+    return detached
 
 
 def _is_customised(module: LightningModule, name: str) -> bool:

@@ -1,6 +1,7 @@
 import lightning.pytorch as pl
 import pytest
 import torch
+from lightning.pytorch.profilers import SimpleProfiler
 from torch import nn
 from torch.utils.data import Dataset
 
@@ -8,14 +9,33 @@ from flightning.algorithms import FedAvg, FedAvgMixin
 from flightning.callbacks import Federation
 from flightning.datamodules import FederatedDataModule
 from flightning.datamodules.stream import GROUP_STEPS, RoundPlan, RoundStream, Visit
+from flightning.datamodules.synthetic import Quadratic
 from flightning.errors import ConfigurationError
 from tests.algorithms_on_digits import READY_MADE, run
 from tests.classification import assert_equal_nested, assert_same, make_data, make_module
 from tests.problems import QuadraticModule, fit, make_trainer
 
 
+class Listener(pl.Callback):
+    """Count the hooks inside of a local step."""
+
+    def __init__(self):
+        self.calls = []
+
+    def on_before_zero_grad(self, trainer, pl_module, optimizer):
+        self.calls.append("zero")
+
+    def on_after_backward(self, trainer, pl_module):
+        self.calls.append("backward")
+
+    def on_before_optimizer_step(self, trainer, pl_module, optimizer):
+        self.calls.append("step")
+
+
 def both(make, **kwargs):
-    return make(federation={"local_loop": "lightning"}, **kwargs), make(federation={"local_loop": "fused"}, **kwargs)
+    """With the steps of Lightning's own loop, which a listener asks for, and fused."""
+    lightning = make(federation={"local_loop": "lightning"}, callbacks=[Listener()], **kwargs)
+    return lightning, make(federation={"local_loop": "fused"}, **kwargs)
 
 
 @pytest.mark.parametrize("name", READY_MADE)
@@ -38,27 +58,42 @@ def test_every_precision_ends_with_the_same_weights(precision):
     assert_same(lightning, fused)
 
 
-class Listener(pl.Callback):
-    """Count the hooks inside of a local step."""
+@pytest.mark.parametrize("loop", ["lightning", "fused"])
+def test_hooks_of_a_step_are_called_for_every_local_step(loop):
+    listener = Listener()
+    module, trainer = run("FedProx", federation={"local_loop": loop}, callbacks=[listener])
+    assert listener.calls == ["zero", "backward", "step"] * trainer.global_step
+    assert_same(module, run("FedProx", federation={"local_loop": loop})[0])
+
+
+class Outputs(pl.Callback):
+    """Keep what Lightning hands to callbacks after a batch."""
 
     def __init__(self):
-        self.calls = []
+        self.seen = []
 
-    def on_before_zero_grad(self, trainer, pl_module, optimizer):
-        self.calls.append("zero")
-
-    def on_after_backward(self, trainer, pl_module):
-        self.calls.append("backward")
-
-    def on_before_optimizer_step(self, trainer, pl_module, optimizer):
-        self.calls.append("step")
+    def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
+        self.seen.append(outputs)
 
 
-def test_hooks_of_a_step_are_called_for_every_local_step():
-    listener = Listener()
-    module, trainer = run("FedProx", federation={"local_loop": "fused"}, callbacks=[listener])
-    assert listener.calls == ["zero", "backward", "step"] * trainer.global_step
-    assert_same(module, run("FedProx", federation={"local_loop": "fused"})[0])
+@pytest.mark.parametrize("others", [[], [Listener()]], ids=["direct", "listening"])
+def test_callbacks_get_what_training_step_returns(others):
+    class Talkative(FedAvgMixin, QuadraticModule):
+        def training_step(self, batch, batch_idx):
+            loss = super().training_step(batch, batch_idx)
+            return {"loss": loss, "twice": 2 * loss}
+
+    outputs = Outputs()
+    fit(Talkative(), Quadratic(), 1, Federation(local_steps=2), callbacks=[outputs, *others])
+    assert len(outputs.seen) == 6
+    for output in outputs.seen:
+        assert output["twice"] == 2 * output["loss"]
+        assert not output["loss"].requires_grad
+
+
+def test_a_profiler_sees_the_parts_of_a_step(tmp_path):
+    run("FedAvg", profiler=(profiler := SimpleProfiler(dirpath=tmp_path, filename="profile")))
+    assert any("backward" in action for action in profiler.recorded_durations)
 
 
 class OwnStep(FedAvgMixin, QuadraticModule):
@@ -78,8 +113,6 @@ class OwnStep(FedAvgMixin, QuadraticModule):
 
 
 def fit_quadratic(module, **kwargs):
-    from flightning.datamodules.synthetic import Quadratic
-
     fit(module, Quadratic(), 2, Federation(local_steps=3, **kwargs))
     return module
 
@@ -110,8 +143,6 @@ def test_schedulers_step_once_per_round(loop):
     h, b, w = (1, 3, 10), (-1, 0.5, 2), 0.0
     for eta in (0.02, 0.01):
         w -= eta * sum(hi * (w - bi) for hi, bi in zip(h, b, strict=True)) / 3
-    from flightning.datamodules.synthetic import Quadratic
-
     module = Scheduled()
     fit(module, Quadratic(), 2, Federation(local_steps=1, local_loop=loop))
     assert module.w.item() == pytest.approx(w, rel=1e-12)
