@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import shlex
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
@@ -12,10 +10,13 @@ from pathlib import Path
 
 from flightning.compare.cells import Cell
 from flightning.compare.folders import find_state, read_json
+from flightning.compare.processes import Nurseries
 from flightning.compare.runner import OUTPUT, reason
 from flightning.compare.status import format_seconds
 
 __all__ = ["dry_run", "estimate"]
+
+_PAUSE = 0.05
 
 _WITHOUT_TRACES = (
     "--trainer.logger=false",
@@ -51,38 +52,32 @@ def dry_run(cells: Sequence[Cell], jobs: int) -> int:
     """
     measured: dict[tuple[str, str, str], tuple[float | None, str]] = {}
     total, failures = 0.0, 0
-    for cell in cells:
-        state = find_state(cell)
-        key = cell.setting, cell.model, str(cell.folder.parent)
-        if state != "finished" and key not in measured:
-            measured[key] = _measure(cell)
-            failures += measured[key][0] is None
-        seconds, error = measured.get(key, (None, "")) if state != "finished" else (0.0, "")
-        total += seconds or 0.0
-        about = f"fails ({error})" if error else "finished" if state == "finished" else format_seconds(seconds)
-        print(f"{cell.label}: {about}{', of which a part is done' if state == 'interrupted' else ''}")
-        print(
-            f"    flightning fit {shlex.join(cell.arguments)} --run_folder={shlex.quote(str(cell.folder))}", flush=True
-        )
+    with Nurseries() as nurseries:
+        for cell in cells:
+            state = find_state(cell)
+            key = cell.setting, cell.model, str(cell.folder.parent)
+            if state != "finished" and key not in measured:
+                measured[key] = _measure(cell, nurseries)
+                failures += measured[key][0] is None
+            seconds, error = measured.get(key, (None, "")) if state != "finished" else (0.0, "")
+            total += seconds or 0.0
+            about = f"fails ({error})" if error else "finished" if state == "finished" else format_seconds(seconds)
+            print(f"{cell.label}: {about}{', of which a part is done' if state == 'interrupted' else ''}")
+            place = f"--run_folder={shlex.quote(str(cell.folder))}"
+            print(f"    flightning fit {shlex.join(cell.arguments)} {place}", flush=True)
     shared = f", {jobs} at once (each may be slower then)" if jobs > 1 else ""
     print(f"{len(cells)} cells, about {format_seconds(total / min(jobs, max(len(cells), 1)))}{shared}")
     return failures
 
 
-def _measure(cell: Cell) -> tuple[float | None, str]:
+def _measure(cell: Cell, nurseries: Nurseries) -> tuple[float | None, str]:
     with tempfile.TemporaryDirectory() as folder:
         result, output = Path(folder, "measured.json"), Path(folder, OUTPUT)
-        with output.open("wb") as file:
-            command = [sys.executable, "-m", "flightning.compare.measure", str(result), str(time.time())]
-            process = subprocess.Popen(
-                [*command, "fit", *cell.arguments, *_WITHOUT_TRACES],
-                stdin=subprocess.PIPE,
-                stdout=file,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
-            code = process.wait()
+        arguments = [str(result), "fit", *cell.arguments, *_WITHOUT_TRACES]
+        process = nurseries.start("flightning.compare.measure", arguments, output, {})
+        while process.poll() is None:
+            time.sleep(_PAUSE)
         found = read_json(result)
         if not found:
-            return None, reason(output, code)
+            return None, reason(output, process.code or 0)
         return estimate(found), ""

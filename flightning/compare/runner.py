@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import IO
 
 from flightning.compare.cells import Cell
 from flightning.compare.folders import CellRecord, find_state, prepare
+from flightning.compare.processes import Nurseries, Process
 from flightning.compare.status import Status
 
 __all__ = ["OUTPUT", "Runner", "num_cores", "reason"]
@@ -49,7 +47,7 @@ class Runner:
             if found[id(status.cell)] == "finished":
                 status.state, status.is_old = "finished", True
         self._waiting = deque(s for s in self.statuses if s.state == "waiting")
-        self._processes: list[tuple[Status, subprocess.Popen[bytes], IO[bytes]]] = []
+        self._running: list[tuple[Status, Process, int]] = []
 
     def run(self, show: Callable[[], None]) -> None:
         """Run all cells that are not finished.
@@ -57,81 +55,54 @@ class Runner:
         Args:
             show: Called whenever there may be something new to show.
         """
-        try:
-            while self._waiting or self._processes:
-                while self._waiting and len(self._processes) < self.jobs:
-                    self._start(self._waiting.popleft())
-                self._poll()
-                show()
-                if self._processes:
-                    time.sleep(_PAUSE)
-        finally:
-            self._stop()
+        with Nurseries() as nurseries:
+            try:
+                while self._waiting or self._running:
+                    while self._waiting and len(self._running) < self.jobs:
+                        self._start(self._waiting.popleft(), nurseries)
+                    self._poll()
+                    show()
+                    if self._running:
+                        time.sleep(_PAUSE)
+            finally:
+                nurseries.interrupt(_GRACE)
+                for status, *_ in self._running:
+                    status.state = "waiting"
 
-    def _start(self, status: Status) -> None:
+    def _start(self, status: Status, nurseries: Nurseries) -> None:
         cell = status.cell
         state = find_state(cell)
         record = prepare(cell, state, num_cores() // self.jobs or 1 if self.jobs > 1 else 0)
         arguments = ["fit", *cell.arguments, f"--run_folder={cell.folder}"]
         arguments += ["--ckpt_path=last"] if state == "interrupted" else []
-        output = (cell.folder / OUTPUT).open("ab")
-        process = subprocess.Popen(
-            [sys.executable, "-m", "flightning.compare.child", *arguments],
-            stdin=subprocess.PIPE,  # ends with this process, and the run with it
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            env=self._environment(cell, record),
-            start_new_session=True,  # Ctrl-C is for the comparison, which passes it on
-        )
+        output = cell.folder / OUTPUT
+        printed = output.stat().st_size if output.exists() else 0
+        environment = self._environment(cell, record)
+        process = nurseries.start("flightning.cli", arguments, output, environment, record.threads)
         status.state = "starting"
-        self._processes.append((status, process, output))
+        self._running.append((status, process, printed))
 
     def _environment(self, cell: Cell, record: CellRecord) -> Mapping[str, str]:
-        names = {
+        return {
             "WANDB_RUN_GROUP": os.environ.get("WANDB_RUN_GROUP") or self.group,
             "WANDB_JOB_TYPE": cell.model,
             "WANDB_NAME": cell.label,
             "WANDB_TAGS": ",".join(_tags(cell, self.group)),
             "WANDB_RUN_ID": record.wandb_id,
         }
-        threads = {"OMP_NUM_THREADS": str(record.threads)} if record.threads else {}
-        return {**os.environ, **names, **threads}
 
     def _poll(self) -> None:
-        for status, process, output in list(self._processes):
+        for running in list(self._running):
+            status, process, printed = running
             status.refresh()
             code = process.poll()
             if code is None:
                 continue
-            _close(process, output)
-            self._processes.remove((status, process, output))
+            self._running.remove(running)
+            status.refresh()  # the last round may have been written in between
             is_finished = code == 0 and find_state(status.cell) == "finished"
             status.state = "finished" if is_finished else "failed"
-            status.error = "" if is_finished else reason(status.cell.folder / OUTPUT, code)
-
-    def _stop(self) -> None:
-        """Let running cells end as if by Ctrl-C, which lets loggers finish, and kill those that do not."""
-        for _, process, _ in self._processes:
-            if process.poll() is None:
-                process.send_signal(signal.SIGINT)
-        deadline = time.monotonic() + _GRACE
-        try:
-            while time.monotonic() < deadline and any(p.poll() is None for _, p, _ in self._processes):
-                time.sleep(_PAUSE / 2)
-        finally:  # a second Ctrl-C must not wait
-            for status, process, output in self._processes:
-                if process.poll() is None:
-                    os.killpg(process.pid, signal.SIGKILL)
-                    process.wait()
-                _close(process, output)
-                status.state = "waiting"
-            self._processes.clear()
-
-
-def _close(process: subprocess.Popen[bytes], output: IO[bytes]) -> None:
-    output.close()
-    if process.stdin is not None:
-        process.stdin.close()
+            status.error = "" if is_finished else reason(status.cell.folder / OUTPUT, code, printed)
 
 
 def _tags(cell: Cell, group: str) -> list[str]:
@@ -141,17 +112,19 @@ def _tags(cell: Cell, group: str) -> list[str]:
     return list(dict.fromkeys(t.replace(",", ";")[:64] for t in [*given, *own]))
 
 
-def reason(output: Path, code: int) -> str:
+def reason(output: Path, code: int, printed: int = 0) -> str:
     """Why a run ended, from what it printed.
 
     Args:
         output: File with what it printed.
         code: Exit code of its process; negative for a signal.
+        printed: Bytes of the file that were printed before, by a run that was interrupted.
     """
     if code < 0:
         name = signal.Signals(-code).name
         return f"its process was ended by {name}" + (" (out of memory?)" if name == "SIGKILL" else "")
-    lines = output.read_text(encoding="utf-8", errors="replace").splitlines()
+    text = output.read_bytes()[printed:] if output.exists() else b""
+    lines = text.decode(errors="replace").splitlines()
     lines = [line.strip() for line in lines[-200:] if line.strip()]
     said = [line for line in lines if line.startswith("error: ")]
     return (said or lines or [f"exit code {code}"])[-1].removeprefix("error: ")
