@@ -23,6 +23,7 @@ from benchmarks.handwritten import federated_round, make_clients
 from flightning.algorithms import FedAvg
 from flightning.callbacks import Federation
 from flightning.datamodules import FederatedDataModule
+from flightning.datamodules.in_memory import InMemoryData
 from flightning.nets import McMahanCNN, SimpleCNN, SmallCNN
 
 NETS = {"SimpleCNN": SimpleCNN, "SmallCNN": SmallCNN, "McMahanCNN": McMahanCNN}
@@ -93,26 +94,30 @@ def measure_time(net: str, rounds: int, **federation: Any) -> dict[str, float]:
 
 
 def measure_memory(which: str, num_clients: int) -> int:
-    """Peak resident kilobytes of this process after three rounds."""
-    clients = make_clients(num_clients, 32_000 // num_clients, SHAPE)
+    """Peak resident kilobytes of this process after two rounds over the same tensors."""
+    [(inputs, targets)] = make_clients(1, 32_000, SHAPE)
+    parts = list(torch.arange(len(targets)).split(len(targets) // num_clients))
     if which == "hand-written":
         net = McMahanCNN(SHAPE, 10)
-        for _ in range(3):
+        clients = [(inputs[part[0] : part[-1] + 1], targets[part[0] : part[-1] + 1]) for part in parts]
+        for _ in range(2):
             federated_round(net, clients, BATCH, LR, MOMENTUM)
     else:
         module = PlainSGD(net=McMahanCNN, input_shape=SHAPE, num_classes=10)
-        make_trainer(3).fit(module, datamodule=FederatedDataModule.from_clients(clients, batch_size=BATCH))
+        data = InMemoryData((inputs, targets), parts=[part.numpy() for part in parts], batch_size=BATCH)
+        make_trainer(2).fit(module, datamodule=data)
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
 
-def report_memory() -> None:
+def report_memory(threads: int) -> None:
     """Run each case in a process of its own and print the difference in model sizes."""
     size = sum(p.numel() * p.element_size() for p in McMahanCNN(SHAPE, 10).parameters())
+    options = ["--threads", str(threads)]
     for num_clients in (10, 1000):
         peaks = {
             which: int(
                 subprocess.run(
-                    [sys.executable, "-m", "benchmarks.rounds", "--memory-of", which, str(num_clients)],
+                    [sys.executable, "-m", "benchmarks.rounds", *options, "--memory-of", which, str(num_clients)],
                     check=True,
                     capture_output=True,
                     text=True,
@@ -121,7 +126,10 @@ def report_memory() -> None:
             for which in ("hand-written", "flightning")
         }
         extra = (peaks["flightning"] - peaks["hand-written"]) * 1024 / size
-        print(f"{num_clients:5d} clients: {peaks} kB, {extra:+.1f} model sizes above the hand-written loop")
+        megabytes = ", ".join(f"{which} {kilobytes / 1024:.0f} MB" for which, kilobytes in peaks.items())
+        print(
+            f"{num_clients:5d} clients: {megabytes}, {extra:+.1f} model sizes above the hand-written loop", flush=True
+        )
 
 
 def main() -> None:
@@ -140,7 +148,7 @@ def main() -> None:
     if arguments.memory_of:
         print(measure_memory(arguments.memory_of[0], int(arguments.memory_of[1])))
     elif arguments.memory:
-        report_memory()
+        report_memory(arguments.threads)
     else:
         federation = {} if arguments.local_loop is None else {"local_loop": arguments.local_loop}
         print(f"{arguments.threads} threads, 10 clients x 26 steps of batch {BATCH}")

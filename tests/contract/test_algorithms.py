@@ -1,19 +1,23 @@
 """What every exported algorithm promises; a new one is covered the day it is exported."""
 
+import copy
 import inspect
 from pathlib import Path
 
 import lightning.pytorch as pl
+import numpy as np
 import pytest
 import torch
 import yaml
 from lightning.pytorch.callbacks import ModelCheckpoint
+from torch import nn
 
 import flightning.algorithms
 from flightning.algorithms import FedProxMixin
 from flightning.callbacks import Federation
 from flightning.callbacks.planning import Planner
 from flightning.classifier import Classifier
+from flightning.datamodules import FederatedDataModule
 from flightning.errors import CompositionError
 from tests.algorithms_on_digits import READY_MADE, PlainNet, make_digits, make_federation, make_module
 from tests.classification import assert_equal_nested
@@ -123,3 +127,115 @@ def test_order_of_clients_does_not_matter(name, monkeypatch):
     backward = train(name, 2, Federation(participation=1.0))
     for (n, a), (_, b) in zip(forward.state_dict().items(), backward.state_dict().items(), strict=True):
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5, msg=n)
+
+
+# --- identical clients, and a single one ----------------------------------------------------------------------------
+
+STEPS, ROUNDS, LR = 3, 2, 0.05
+_SERVER_SAMPLES = "the server takes samples from the clients, who are then no longer identical"
+#: Why the number of identical clients matters.
+COUNTS_CLIENTS = {
+    "CDFDM": _SERVER_SAMPLES,
+    "DSFL": _SERVER_SAMPLES,
+    "DataSharing": _SERVER_SAMPLES,
+    "FedDF": _SERVER_SAMPLES,
+    "FD": "a single client has nobody to learn from",
+    "FedCD": "every client draws the first centres of its clusters",
+    "FedCurv": "the penalty is a sum over the other clients",
+    "FedMA": "every client draws its own initial weights",
+    "VHL": "every client draws its own virtual samples",
+}
+#: Why a single client does not take the steps of SGD, whatever the arguments.
+NEVER_SGD = {
+    "DSFL": "the server's model learns from predictions alone",
+    "FedDC": "the server adds the client's drift to its weights",
+    "FedDyn": "the server goes on in the direction of the last rounds",
+    "FedPD": "it is FedDyn",
+}
+#: What turns the terms of an algorithm off.
+NEUTRAL = {
+    "CDFDM": {"mu": 0.0, "shared_ratio": 0.0, "warmup_rounds": 0, "dp": 0.0},
+    "DataSharing": {"alpha": 0.0, "warmup_epochs": 0},
+    "FD": {"gamma": 0.0},
+    "FedAdagrad": {"tau": 1e6, "server_lr": 2e6},
+    "FedAdam": {"tau": 1e6, "server_lr": 2e6, "beta1": 0.0, "beta2": 1 - 1e-9},
+    "FedAtt": {"epsilon": 1.0, "dp": 0.0},
+    "FedAvgM": {"beta": 0.0},
+    "FedCD": {
+        "M": 1,
+        "lambda_": 0.0,
+        "gamma": 0.0,
+        "mu": 1.0,
+        "hpc": False,
+        "classifier": "fedavg",
+        "rebalance": "none",
+        "bias": True,
+    },
+    "FedCurv": {"lam": 0.0},
+    "FedDF": {"steps": 0},
+    "FedMA": {"head": "samples", "independent_start": False},
+    "FedProc": {"T_0": 0},
+    "FedProto": {"lam": 0.0},
+    "FedProx": {"mu": 0.0},
+    "FedRL": {"mu": 0.0},
+    "FedYogi": {"tau": 1e6, "server_lr": 2e6, "beta1": 0.0},
+    "MOON": {"mu": 0.0},
+    "QFedAvg": {"q": 0.0},
+    "RFedAvg": {"lambda_": 0.0},
+    "RFedAvgPlus": {"lambda_": 0.0},
+    "VHL": {"a": 0.0, "w_c": 0.0, "w_n": 0.0},
+}
+
+
+def some_digits():
+    digits = make_digits()
+    digits.setup("fit")
+    inputs, targets = next(iter(digits.train_source.batches([np.arange(60)])))
+    return inputs, targets
+
+
+def train_identical(name, copies, **kwargs):
+    """Clients with the same samples in one batch: module before and after, and the data."""
+    data = FederatedDataModule.from_clients([some_digits()] * copies, test=some_digits(), batch_size=60 * copies)
+    module = make_module(name, net=PlainNet, **kwargs)
+    start = copy.deepcopy(module)
+    fit(module, data, ROUNDS, Federation(local_steps=STEPS), limit_val_batches=0)
+    return start, module, data
+
+
+def weights_of(module):
+    """The global weights, or those of the first client where nothing is shared."""
+    personal = module.personal_weights(0) if module.has_personal_weights else {}
+    return {**module.state_dict(), **personal}
+
+
+def expect_difference(request, reason):
+    if reason is not None:
+        request.applymarker(pytest.mark.xfail(reason=reason, raises=AssertionError, strict=True))
+
+
+@pytest.fixture
+def _plain_sgd(monkeypatch):
+    monkeypatch.setattr(Classifier, "configure_optimizers", lambda self: torch.optim.SGD(self.parameters(), lr=LR))
+
+
+@pytest.mark.usefixtures("_plain_sgd")
+def test_identical_clients_equal_one_client(name, request):
+    expect_difference(request, COUNTS_CLIENTS.get(name))
+    (_, one, _), (_, three, _) = train_identical(name, 1), train_identical(name, 3)
+    for (n, a), b in zip(weights_of(one).items(), weights_of(three).values(), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6, msg=n)
+
+
+@pytest.mark.usefixtures("_plain_sgd")
+def test_one_client_without_terms_equals_sgd_on_its_data(name, request):
+    expect_difference(request, NEVER_SGD.get(name))
+    start, module, data = train_identical(name, 1, **NEUTRAL.get(name, {}))
+    inputs, targets = next(iter(data.train_source.batches([data.parts[0]])))
+    optimizer = torch.optim.SGD(start.parameters(), lr=LR)
+    for _ in range(ROUNDS * STEPS):
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(start(inputs), targets).backward()
+        optimizer.step()
+    for (n, a), b in zip(start.state_dict().items(), weights_of(module).values(), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6, msg=n)
