@@ -9,9 +9,11 @@ import torch
 from lightning_utilities.core.apply_func import apply_to_collection
 from torch import Tensor
 
-__all__ = ["ClientStates", "State"]
+__all__ = ["ClientStates", "References", "State", "is_reference", "kept_copy", "worth_keeping"]
 
 Default = Any | Callable[[], Any]
+#: What a checkpoint says about states that lie in files: their ``folder``, and the name of each client's file.
+References = dict[str, Any]
 
 
 class State:
@@ -90,21 +92,47 @@ class ClientStates:
 
     def save(self, client: int, values: dict[str, Any]) -> None:
         """Keep a copy of the values, so that no state shares memory with live weights."""
-        if values:
-            self._kept[client] = apply_to_collection(values, Tensor, lambda t: t.detach().to("cpu", copy=True))
+        if values := worth_keeping(values):
+            self._kept[client] = kept_copy(values)
 
-    def told(self, clients: Iterable[int]) -> dict[int, dict[str, Any]]:
+    def told(self, clients: Iterable[int]) -> dict[int, Any]:
         """Values of these clients for the other processes, so that each holds those of everybody."""
         return {client: self._kept[client] for client in clients if client in self._kept}
 
-    def hear(self, told: dict[int, dict[str, Any]]) -> None:
+    def hear(self, told: dict[int, Any]) -> None:
         """Take in what another process tells."""
         self._kept.update(told)
 
-    def state_dict(self) -> dict[int, dict[str, Any]]:
+    def check(self) -> None:
+        """Refuse what cannot work before a fit starts."""
+
+    def start(self, is_first: bool = True) -> None:
+        """Begin a fit; ``is_first`` on one of its processes."""
+
+    def state_dict(self) -> dict[Any, Any]:
         """Everything, for a checkpoint."""
         return self._kept
 
-    def load_state_dict(self, kept: dict[int, dict[str, Any]]) -> None:
-        """Everything, from a checkpoint."""
+    def load_state_dict(self, kept: dict[Any, Any]) -> None:
+        """Everything, from a checkpoint or from the files that it refers to."""
+        if is_reference(kept):
+            from flightning.algorithms.stored_states import read_files
+
+            kept = read_files(kept)
         self._kept = dict(kept)
+
+
+def is_reference(kept: dict[Any, Any]) -> bool:
+    """Whether a checkpoint refers to files in place of holding the states itself; clients are numbers."""
+    return "files" in kept
+
+
+def worth_keeping(values: dict[str, Any]) -> dict[str, Any]:
+    """Values without what the engine declares for every client, where the algorithm does not use it."""
+    return {name: value for name, value in values.items() if name not in ("weights", "optimizer") or value}
+
+
+def kept_copy(values: dict[str, Any]) -> dict[str, Any]:
+    """A copy in memory that shares nothing with live weights."""
+    copied: dict[str, Any] = apply_to_collection(values, Tensor, lambda t: t.detach().to("cpu", copy=True))
+    return copied

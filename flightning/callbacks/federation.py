@@ -20,7 +20,7 @@ from flightning.callbacks.planning import Planner
 from flightning.callbacks.record import RoundRecord
 from flightning.callbacks.round_checkpoints import RoundCheckpoints
 from flightning.callbacks.rounds import Round
-from flightning.callbacks.wiring import connect_processes
+from flightning.callbacks.wiring import connect_processes, store_client_states
 from flightning.checkpoint_io import AtomicCheckpointIO
 from flightning.datamodules.base import FederatedDataModule
 from flightning.datamodules.stream import Clients, RoundPlan
@@ -53,6 +53,9 @@ class Federation(RoundCheckpoints):
         local_loop: ``lightning``: every local batch is a batch of Lightning, and every callback sees it. ``fused``:
             every client is one, which costs less for small models; callbacks see clients in place of batches. Both
             give the same weights, bit for bit.
+        state_dir: Folder in which the state of clients lies, one memory-mapped file each, in place of memory; below the
+            folder of the run where it is no absolute path. Checkpoints then refer to these files. ``None`` keeps it in
+            memory and in the checkpoints.
         serialisation_overhead: Bytes counted for each tensor that is sent, besides its numbers. ``0`` counts the
             numbers alone; 760 is what a file of PyTorch adds in the rFedAvg paper.
         seed: Seed of cohorts and local randomness; ``None`` takes that of `seed_everything`, or 0.
@@ -77,6 +80,7 @@ class Federation(RoundCheckpoints):
         on_bad_update: Literal["skip", "raise"] = "skip",
         persist_client_optimizer: bool | None = None,
         local_loop: Literal["lightning", "fused"] = "lightning",
+        state_dir: str | None = None,
         serialisation_overhead: int = 0,
         seed: int | None = None,
     ) -> None:
@@ -104,7 +108,7 @@ class Federation(RoundCheckpoints):
         self.participation, self.sampler, self.weighting = participation, sampler, weighting
         self.buffers, self.on_bad_update = buffers, on_bad_update
         self.persist_client_optimizer, self.local_loop = persist_client_optimizer, local_loop
-        self.serialisation_overhead = serialisation_overhead
+        self.state_dir, self.serialisation_overhead = state_dir, serialisation_overhead
         self.seed = resolve_seed(seed)
         self._watch: Watch | None = None
 
@@ -132,6 +136,8 @@ class Federation(RoundCheckpoints):
             self._share_data(self._module.default_shared_fraction)
         if type(trainer.strategy.checkpoint_io) is TorchCheckpointIO:
             trainer.strategy.checkpoint_io = AtomicCheckpointIO()
+        if stage == "fit":
+            store_client_states(trainer, self._module, self.state_dir)
         self._processes = Processes.of(trainer.strategy)
         connect_processes(trainer, self._module, self._data, self._processes)
         if stage != "fit":
@@ -183,6 +189,9 @@ class Federation(RoundCheckpoints):
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Take the module's weights, fresh or restored, as global weights."""
         check_optimizers(trainer)
+        self._module.client_states.check()
+        self._processes.wait()
+        self._module.client_states.start(self._processes.rank == 0)
         if self._processes.count > 1:
             self._watch = Watch(self._processes, trainer)
             self._watch.start()

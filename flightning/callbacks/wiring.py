@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import warnings
+from pathlib import Path
+from typing import cast
 
+from lightning.fabric.plugins import CheckpointIO
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Timer
 from lightning.pytorch.callbacks.timer import Interval
 
 from flightning.algorithms.base import FederatedMixin
+from flightning.algorithms.state import ClientStates
+from flightning.algorithms.stored_states import KeepsReferences, StoredClientStates
 from flightning.datamodules.base import FederatedDataModule
 from flightning.strategies.processes import Processes
 
-__all__ = ["connect_processes"]
+__all__ = ["connect_processes", "store_client_states"]
 
 #: Hooks in which a module may sum up an evaluation by itself.
 _SUMMARIES = ("batch_end", "epoch_end", "end")
@@ -34,6 +39,29 @@ def connect_processes(
         for callback in trainer.callbacks:  # type: ignore[attr-defined]
             if isinstance(callback, Timer):
                 callback._interval = Interval.epoch  # it exchanges the time after each batch, and batches differ
+
+
+def store_client_states(trainer: Trainer, module: FederatedMixin, folder: str | None) -> None:
+    """Keep the state of clients in files of this folder; ``None`` keeps it in memory."""
+    before, checkpoint_io = module.client_states, trainer.strategy.checkpoint_io
+    if isinstance(checkpoint_io, KeepsReferences):  # of a fit before
+        checkpoint_io = cast(CheckpointIO, checkpoint_io.checkpoint_io)
+    if folder is None:
+        module.client_states = ClientStates() if isinstance(before, StoredClientStates) else before
+    else:
+        states = StoredClientStates(_run_folder(trainer) / folder)
+        if isinstance(before, StoredClientStates) and before.folder == states.folder:
+            states = before
+        module.client_states, checkpoint_io = states, KeepsReferences(states, checkpoint_io)
+    if module.client_states is not before and len(before):
+        module.client_states.load_state_dict(before.state_dict())
+    trainer.strategy.checkpoint_io = checkpoint_io
+
+
+def _run_folder(trainer: Trainer) -> Path:
+    """Folder of the run, that of the first process on all of them."""
+    own = getattr(trainer.logger, "log_dir", None) or trainer.log_dir or trainer.default_root_dir
+    return Path(trainer.strategy.broadcast(str(Path(own).absolute())))
 
 
 def _sums_up_itself(module: LightningModule) -> bool:
