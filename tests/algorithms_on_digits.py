@@ -62,9 +62,11 @@ def make_federation(name, **kwargs):
     return Federation(**{"participation": 0.5, **_FEDERATION.get(name, {}), **kwargs})
 
 
-def run(name, rounds=2, net=DropoutNet, federation=None, data=None, callbacks=(), ckpt_path=None, **kwargs):
-    """Fit an algorithm on the digits and return module and trainer."""
-    module = make_module(name, net)
+def run(
+    name, rounds=2, net=DropoutNet, federation=None, data=None, callbacks=(), ckpt_path=None, arguments=None, **kwargs
+):
+    """Fit an algorithm on the digits and return module and trainer; ``arguments`` are those of the algorithm."""
+    module = make_module(name, net, **(arguments or {}))
     options = {"gradient_clip_val": 0.5, **kwargs}
     trainer = make_trainer(rounds, make_federation(name, **(federation or {})), callbacks, **options)
     trainer.fit(module, datamodule=data or make_digits(), ckpt_path=ckpt_path)

@@ -18,6 +18,7 @@ from flightning.algorithms.feddc import FedDC, FedDCMixin
 from flightning.algorithms.feddf import FedDF, FedDFMixin
 from flightning.algorithms.feddyn import FedDyn, FedDynMixin
 from flightning.algorithms.fedir import FedIR, FedIRMixin
+from flightning.algorithms.fedma import FedMA, FedMAMixin
 from flightning.algorithms.fednova import FedNova, FedNovaMixin
 from flightning.algorithms.fedopt import FedOpt, FedOptMixin
 from flightning.algorithms.fedpd import FedPD, FedPDMixin
@@ -76,6 +77,8 @@ __all__ = [
     "FedDynMixin",
     "FedIR",
     "FedIRMixin",
+    "FedMA",
+    "FedMAMixin",
     "FedNova",
     "FedNovaMixin",
     "FedOpt",

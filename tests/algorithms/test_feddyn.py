@@ -29,6 +29,11 @@ def by_hand(rounds, k, alpha, strengths=(1.0, 1.0, 1.0)):
     return w, h, g
 
 
+def solving(**kwargs):
+    """Enough local steps to come near the local solution."""
+    return Federation(local_steps=20, local_loop="fused", **kwargs)
+
+
 def test_rounds_match_the_algorithm_written_out():
     w, h, g = by_hand(4, 5, 0.7)
     module = fit_quadratic(FedDynMixin, 4, alpha=0.7)
@@ -40,7 +45,7 @@ def test_rounds_match_the_algorithm_written_out():
 
 def test_near_exact_local_solves_reach_the_optimum_and_h_vanishes():
     # 20 steps of 0.08 leave (1 - 0.08 (h + alpha))^20 <= 0.76^20 = 0.4 % of the way to the local solution
-    module = fit_quadratic(FedDynMixin, 50, local_steps=20, alpha=2.0, module_kwargs={"lr": 0.08})
+    module = fit_quadratic(FedDynMixin, 50, federation=solving(), alpha=2.0, module_kwargs={"lr": 0.08})
     assert module.w.item() == pytest.approx(1.4642857, abs=1e-7)
     assert module.server_state.drift["w"].item() == pytest.approx(0.0, abs=1e-7)
     # at the optimum g_k = -alpha d_k is the client's gradient h (w* - b)
@@ -49,7 +54,7 @@ def test_near_exact_local_solves_reach_the_optimum_and_h_vanishes():
 
 
 def test_partial_participation_reaches_the_optimum():
-    federation = Federation(local_steps=20, participation=2)
+    federation = solving(participation=2)
     module = fit_quadratic(FedDynMixin, 80, alpha=2.0, federation=federation, module_kwargs={"lr": 0.08})
     assert module.w.item() == pytest.approx(1.4642857, abs=1e-6)
     assert module.server_state.drift["w"].item() == pytest.approx(0.0, abs=1e-6)
@@ -58,7 +63,7 @@ def test_partial_participation_reaches_the_optimum():
 def test_weights_of_clients_make_the_objective():
     # sum n h b / sum n h with n = (4, 1, 2)
     data = Quadratic(copies=[4, 1, 2])
-    module = fit_quadratic(FedDynMixin, 30, local_steps=20, data=data, alpha=2.0, module_kwargs={"lr": 0.05})
+    module = fit_quadratic(FedDynMixin, 30, federation=solving(), data=data, alpha=2.0, module_kwargs={"lr": 0.05})
     assert module.w.item() == pytest.approx((-4 + 1.5 + 40) / (4 + 3 + 20), abs=1e-6)
 
 
@@ -101,7 +106,7 @@ def test_large_alpha_freezes_clients():
 
 def test_identical_clients_have_no_drift_at_the_optimum():
     data = Quadratic(curvatures=(2.0, 2.0), centers=(1.0, 1.0))
-    module = fit_quadratic(FedDynMixin, 30, local_steps=20, alpha=1.0, data=data, module_kwargs={"lr": 0.2})
+    module = fit_quadratic(FedDynMixin, 30, federation=solving(), alpha=1.0, data=data, module_kwargs={"lr": 0.2})
     assert module.w.item() == pytest.approx(1.0, abs=1e-8)
     assert module.server_state.drift["w"].item() == pytest.approx(0.0, abs=1e-8)
 

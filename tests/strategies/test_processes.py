@@ -23,6 +23,7 @@ CASES = {
     "idle": {"name": "FedProx", "federation": {"participation": 1}, **PAIR},
     "idle fused": {"name": "FedProx", "federation": {"participation": 1, "local_loop": "fused"}, **PAIR},
     "coarse evaluation": {"name": "SOLO", "data": {"eval_batch_size": 512}, **PAIR},
+    "growing": {"name": "FedMA", "arguments": {"growing": True, "sigma": 0.05}, "data": EVALUATION, **PAIR},
     "bf16": {"name": "SCAFFOLD", "precision": "bf16-mixed", **PAIR},
     "ddp fused": {"name": "FedProx", "net": "PlainNet", "federation": {"local_loop": "fused"}, **DDP},
     # 32 samples in batches of 5: six full ones (3 + 2 samples) and one of 2; 31 samples end with a single one
@@ -71,7 +72,7 @@ def test_two_runs_of_the_same_layout_are_bit_identical(ranks):
     assert_equal_nested(ranks[0]["again"], ranks[0]["parallel/SCAFFOLD"])
 
 
-@pytest.mark.parametrize("key", ["fused", "idle", "idle fused", "coarse evaluation"])
+@pytest.mark.parametrize("key", ["fused", "idle", "idle fused", "coarse evaluation", "growing"])
 def test_other_settings_agree_with_one_process(ranks, key):
     assert_agrees(ranks[0][key], single(CASES[key]))
 
