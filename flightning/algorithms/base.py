@@ -34,8 +34,8 @@ class FederatedMixin(FederatedView, LightningModule):
     """Federated averaging of any `LightningModule`, and the hooks that other algorithms change.
 
     The hooks, in the order of a round. Server: `on_round_start`, `download`; client: `on_client_start`, then in each
-    local step `task_loss`, `regularization` and `correct_gradients`, then `on_client_end`; server: `aggregate`; client
-    again, with the new global weights: `after_aggregation`; server: `collect`, `on_round_end`.
+    local step `task_loss`, `regularization` and `correct_gradients`, then `on_client_end`; server: `receive`,
+    `aggregate`; client again, with the new global weights: `after_aggregation`; server: `collect`, `on_round_end`.
 
     Args:
         **kwargs: Arguments of the module behind the mixin.
@@ -147,6 +147,10 @@ algorithm would be ignored: write the mixins first, `class Wrong(FederatedMixin,
         """What the server sends to a client at the start of its round."""
         sent = {n: w for n, w in self.global_weights.items() if self.is_shared(n) and self._is_sent(n)}
         return {"weights": sent} if sent else {}
+
+    def receive(self, upload: Payload) -> Payload:
+        """What the server reduces of a client's upload; what it adds from what it knows is not sent nor counted."""
+        return upload
 
     def aggregate(self, uploads: Payload) -> None:
         """Make the new global weights from the reduced uploads (double precision)."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
+import torch
 from torch import Tensor
 
 from flightning.algorithms.base import Weights
@@ -89,12 +90,21 @@ class FedDCMixin(DriftMixin):
         return {**super().regularization(batch), "linear": linear}
 
     def on_client_end(self) -> Payload:
-        """Renew drift and gradient state; send the change of the latter, weighted by the client's share."""
-        old, share = self.client_state.gradient, self._training_client.share
+        """Renew drift and gradient state."""
+        old, seen = self.client_state.gradient, self._seen(self._live)
+        self.client_state.gradient = {**old, **{n: g - self._linear[n] for n, g in seen.items()}}
+        return super().on_client_end()
+
+    def _seen(self, end: Mapping[str, Tensor]) -> Weights:
         travels = self._local.travels(self._training_client.step_sizes)
-        seen = self._local.mean_gradient(self._start, self._live, travels)
-        self.client_state.gradient = new = {**old, **{n: g - self._linear[n] for n, g in seen.items()}}
-        return {**super().on_client_end(), "gradient": {n: share * (new[n] - old[n]) for n in self._live}}
+        return self._local.mean_gradient(self._start, {n: end[n] for n in self._live}, travels)
+
+    def receive(self, upload: Payload) -> Payload:
+        r"""Add the change of the gradient state, :math:`(w - \theta_k) / (A \eta) - g / \hat w_k`, times the share."""
+        upload, share = super().receive(upload), self._training_client.share
+        seen, mean = self._seen(upload["weights"]), self.server_state.gradient
+        change = {n: share * g - mean[n] / self.num_training_clients for n, g in seen.items()}
+        return {**upload, "gradient": {n: change.get(n, torch.zeros_like(mean[n])) for n in self._live}}
 
     def aggregate(self, uploads: Payload) -> None:
         """Mean of the cohort plus mean drift of all clients."""

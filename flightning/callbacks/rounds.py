@@ -130,7 +130,7 @@ class Round:
                 return
             if self._keeps_optimizer:
                 module.client_state.optimizer = _optimizer_state(self.optimizer)
-            self._reducer.add(client.id, client.weight, upload)
+            self._reducer.add(client.id, client.weight, module.receive(upload))
             for listener in self._listeners:
                 listener.on_client_trained(module, client)
             self._save_client(client.id)
