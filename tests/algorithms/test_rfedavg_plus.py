@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from flightning.algorithms import RFedAvgPlus, RFedAvgPlusMixin
+from flightning.algorithms import RFedAvg, RFedAvgPlus, RFedAvgPlusMixin
 from flightning.callbacks import Federation
 from flightning.datamodules.synthetic import Quadratic
 from tests.algorithms.test_rfedavg import OneFeature
@@ -24,12 +24,13 @@ def test_rounds_match_closed_form():
     assert module.net[0].weight.item() == pytest.approx(w, rel=1e-6)
 
 
-def test_identical_clients_feel_nothing_at_the_global_weights():
-    # full batches: the mean feature of the batch is the map of every other client
+@pytest.mark.parametrize("cls", [RFedAvg, RFedAvgPlus])
+def test_identical_clients_feel_nothing_at_the_global_weights(cls):
+    # full batches and one step: the mean feature of the batch is the map of every other client
     data = make_data(classes=((0, 1), (0, 1)), batch_size=100)
     for part in data._parts[1:]:
         data._train.inputs[part] = data._train.inputs[data._parts[0]]
-    _, rounds = run(RFedAvgPlus, 3, data, Federation(local_steps=1), lambda_=1.0)
+    _, rounds = run(cls, 3, data, Federation(local_steps=1), lambda_=1.0)
     assert [r["round/mmd"] for r in rounds[1:]] == pytest.approx([0, 0], abs=1e-10)
 
 
