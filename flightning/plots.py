@@ -87,7 +87,7 @@ def _draw_bubbles(axes: Any, counts: NDArray[np.int64], largest: int) -> None:
     axes.scatter(clients, classes, s=np.maximum(area, 1.5), c=_BLUE, alpha=0.8, linewidths=0)
     axes.set_xticks(range(0, len(counts), 1 if len(counts) <= 30 else 5))
     axes.set_xlim(-0.7, len(counts) - 0.3)
-    axes.set_xlabel("client")
+    axes.set_xlabel(f"client (largest bubble: {largest} samples)" if len(counts) > 7 else "client")
     axes.grid(visible=True, alpha=0.2)
 
 
@@ -121,7 +121,7 @@ def sizes_figure(sizes: Mapping[str, NDArray[np.int64]]) -> Any:
     step = max(1, -(-(high - low + 1) // 30))
     bins = np.arange(low, high + step + 1, step) - 0.5
     for axes, (title, own) in zip(panels, sizes.items(), strict=True):
-        axes.hist(own, bins=bins, color=_BLUE, alpha=0.85)
+        axes.hist(own, bins=bins, color=_BLUE, alpha=0.85, edgecolor="white", linewidth=0.5)
         axes.axvline(float(np.median(own)), color=_ORANGE, linewidth=1.5, label=f"median {np.median(own):g}")
         axes.legend(frameon=False, fontsize=9)
         axes.yaxis.set_major_locator(MaxNLocator(integer=True, nbins=5))

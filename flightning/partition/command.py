@@ -11,6 +11,7 @@ from typing import Any
 
 from flightning.errors import ConfigurationError, FlightningError
 from flightning.packaged import find_config
+from flightning.partition.startup import quick_imports
 
 __all__ = ["Sweep", "build_data", "find_sweep", "run"]
 
@@ -140,14 +141,14 @@ def run(argv: list[str]) -> int:
             raise ConfigurationError(
                 f"`--save` keeps one partition, but `{sweep.option}` has {len(sweep.values)} values: give one of them."
             )
-        from flightning.cli import quieten
-        from flightning.partition.show import View, show
-
+        with quick_imports():
+            from flightning.cli import quieten
+            from flightning.partition.show import View, show
         quieten()
         views = []
         for value in sweep.values:
             data = build_data(sweep.arguments_of(value))
-            views.append(View.of(sweep.label(value) or repr(data.partition), data))
+            views.append(View.of(sweep.label(value), data))
             if options.save:
                 print(f"The partition is saved in {data.save_partition(options.save)}")
         show(views, Path(options.out))

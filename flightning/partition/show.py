@@ -19,7 +19,7 @@ from flightning.functional.heterogeneity import Heterogeneity, feature_shift
 from flightning.loggers import ensure_writable
 from flightning.plots import partitions_figure, samples_figure, save_figure, sizes_figure
 
-__all__ = ["View", "show"]
+__all__ = ["View", "describe", "show"]
 
 #: Clients of a strip of samples, and pictures of each.
 _STRIP_CLIENTS, _STRIP_PICTURES = 8, 10
@@ -40,7 +40,7 @@ class View:
         numbers: How different the clients are.
         client_names: Names of the clients.
         class_names: Names of the classes.
-        feature_shift: Mean distance of a client's mean picture from that of all; ``None`` where nothing shifts them.
+        feature_shift: Mean distance of a client's mean input from that of all; ``None`` where inputs are no tensors.
         changed_labels: Share of samples with another label than the data set gives; ``None`` for no concept shift.
         strip: Pictures of some clients; ``None`` where inputs are no pictures or all clients see the same.
     """
@@ -55,7 +55,7 @@ class View:
 
     @classmethod
     def of(cls, title: str, data: FederatedDataModule) -> View:
-        """Look at a data module after `setup`."""
+        """Look at a data module after `setup`; without a title it is named by its rules."""
         source = data.train_source
         is_shifted = data.skew is not None or isinstance(data.partition, Natural)
         changed = [data.train_source.labels[p] != o for p, o in zip(data.parts, data.original_labels, strict=True)]
@@ -63,14 +63,26 @@ class View:
         names = data.client_names or [str(client) for client in range(data.num_clients)]
         has_pictures = isinstance(source, TensorSource) and len(data.input_shape) == 3
         return cls(
-            title=title,
+            title=title or describe(data),
             numbers=data.heterogeneity(),
             client_names=names,
             class_names=data.class_names,
-            feature_shift=_mean_shift(data) if is_shifted and isinstance(source, TensorSource) else None,
+            feature_shift=_mean_shift(data) if isinstance(source, TensorSource) else None,
             changed_labels=share or None,
             strip=_strip(data, names) if is_shifted and has_pictures else None,
         )
+
+
+def describe(data: FederatedDataModule) -> str:
+    """Name what makes the clients differ: the partition, and the skew where there is one.
+
+    Example:
+        >>> from flightning.datamodules import IID, Digits, RotationSkew
+        >>> describe(Digits(partition=IID(), skew=RotationSkew()))
+        'IID, RotationSkew(groups=4)'
+    """
+    rules = [data.partition] if data.skew is None else [data.partition, data.skew]
+    return ", ".join(repr(rule).removesuffix("()") for rule in rules)
 
 
 def _spread(count: int, most: int) -> NDArray[np.int64]:
