@@ -14,6 +14,7 @@ OPTIONS ?=
 
 quickstart: $(VENV)/.installed
 	$(BIN)/flightning fit --config configs/quickstart.yaml
+	$(BIN)/flightning compare --config configs/quickstart.yaml --models FedAvg FedProx SOLO --jobs 2 --out runs/quickstart
 
 test: $(VENV)/.installed-dev
 	$(BIN)/ruff check .

@@ -65,8 +65,8 @@ def _report(statuses: Sequence[Status], options: Mapping[str, Any], out: Path) -
         return
     # compared on purpose: runs of different data stand side by side
     made = report(finished, **{"mixed": True, **options}, out=out / "report")
-    print(made.markdown)
-    print(f"The report lies in {made.files[0]}")
+    print(made.summary)
+    print(f"Learning curves, costs, configurations and the other tables: {made.files[0]}")
 
 
 @contextmanager

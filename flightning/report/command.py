@@ -49,7 +49,15 @@ class Report:
     @property
     def markdown(self) -> str:
         """The report as Markdown."""
-        parts = [f"# {self.title}\n", *(f"> **{n}**\n" for n in self.notices), *map(markdown, self.tables)]
+        return self._text(self.tables)
+
+    @property
+    def summary(self) -> str:
+        """Its first tables: accuracy, and what the target costs."""
+        return self._text([t for t in self.tables if t.key.startswith(("accuracy", "target"))])
+
+    def _text(self, tables: Sequence[Table]) -> str:
+        parts = [f"# {self.title}\n", *(f"> **{n}**\n" for n in self.notices), *map(markdown, tables)]
         if self.notes:
             parts.append("### Notes\n\n" + "".join(f"- {n}\n" for n in self.notes))
         return "\n".join(parts)
@@ -186,6 +194,18 @@ def run(argv: list[str]) -> int:
     Returns:
         0, or 2 if the runs cannot be reported.
     """
+    options = _parser().parse_args(argv)
+    try:
+        made = report(options.runs, options.target, options.out, options.mixed, options.baseline, options.last)
+    except FlightningError as error:
+        print(f"flightning report: {error}", file=sys.stderr)
+        return 2
+    print(made.markdown)
+    print(f"Written to {options.out}: " + ", ".join(file.name for file in made.files))
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="flightning report", description="Tables and learning curves of finished runs."
     )
@@ -203,12 +223,4 @@ def run(argv: list[str]) -> int:
     parser.add_argument(
         "--last", type=int, default=1, metavar="N", help="final accuracy is the mean of the last N rounds (%(default)s)"
     )
-    options = parser.parse_args(argv)
-    try:
-        made = report(options.runs, options.target, options.out, options.mixed, options.baseline, options.last)
-    except FlightningError as error:
-        print(f"flightning report: {error}", file=sys.stderr)
-        return 2
-    print(made.markdown)
-    print(f"Written to {options.out}: " + ", ".join(file.name for file in made.files))
-    return 0
+    return parser

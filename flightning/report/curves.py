@@ -13,7 +13,20 @@ from flightning.report.quantities import byte_unit
 from flightning.report.runs import FloatArray, Run
 from flightning.report.statistics import cumulative, traffic
 
-__all__ = ["AXES", "COLOURS", "DASHES", "MARKERS", "Axis", "Curve", "Look", "Panel", "frame", "looks", "panels"]
+__all__ = [
+    "AXES",
+    "COLOURS",
+    "DASHES",
+    "MARKERS",
+    "Axis",
+    "Curve",
+    "Look",
+    "Panel",
+    "frame",
+    "looks",
+    "marked",
+    "panels",
+]
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#888888")
 """The palette of Okabe and Ito, which colour-blind readers can tell apart; yellow and black are left out because one
@@ -109,6 +122,24 @@ def frame(panel: Panel) -> tuple[float, float, float, float]:
     high = 100 * max(float((c.mean + s).max()) for c, s in zip(panel.curves, spread, strict=True))
     room = max(0.03 * (high - low), 0.1)
     return x0, x1 if x1 > x0 else x0 + 1, max(0.0, low - room), min(100.0, high + room)
+
+
+def marked(points: int, position: int, curves: int) -> tuple[int, int]:
+    """First point of a curve that carries its marker, and the step to the next.
+
+    Each curve begins elsewhere, so that two that coincide are seen to be two.
+
+    Args:
+        points: Points of the curve.
+        position: Its place among the curves.
+        curves: Number of curves.
+
+    Example:
+        >>> [marked(20, i, 3) for i in range(3)]
+        [(0, 3), (1, 3), (2, 3)]
+    """
+    step = max(1, points // 6)
+    return position * step // max(curves, 1), step
 
 
 def _curve(method: str, axis: Axis, runs: Sequence[Run]) -> Curve | None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from flightning.report.curves import Look, Panel, frame
+from flightning.report.curves import Look, Panel, frame, marked
 
 __all__ = ["write_figures"]
 
@@ -89,7 +89,7 @@ def _draw(axes: Any, panel: Panel, look: Mapping[str, Look], title: bool) -> dic
     """Draw one panel; the lines by method, for the legend."""
     x0, x1, y0, y1 = frame(panel)
     lines = {}
-    for curve in panel.curves:
+    for position, curve in enumerate(panel.curves):
         style = look[curve.method]
         mean, std = 100 * curve.mean, 100 * curve.std
         (lines[curve.method],) = axes.plot(
@@ -100,7 +100,7 @@ def _draw(axes: Any, panel: Panel, look: Mapping[str, Look], title: bool) -> dic
             linewidth=1.2,
             marker=style.marker,
             markersize=3,
-            markevery=max(1, len(curve.x) // 6),
+            markevery=marked(len(curve.x), position, len(panel.curves)),
         )
         if np.isfinite(std).any():
             axes.fill_between(curve.x, mean - std, mean + std, color=style.colour, alpha=0.18, linewidth=0)

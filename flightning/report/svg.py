@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from flightning.report.curves import Curve, Look, Panel, frame
+from flightning.report.curves import Curve, Look, Panel, frame, marked
 from flightning.report.runs import FloatArray
 
 __all__ = ["AREA", "HEIGHT", "WIDTH", "chart", "swatch", "thin", "ticks"]
@@ -92,7 +92,7 @@ def chart(panel: Panel, look: Mapping[str, Look], index: int) -> str:
     parts.append(f'<text x="{(left + right) / 2:g}" y="{HEIGHT - 6}" text-anchor="middle">{escape(panel.title)}</text>')
     order = {method: i for i, method in enumerate(look)}
     lines = []
-    for curve in panel.curves:
+    for position, curve in enumerate(panel.curves):
         keep = thin(curve)
         x, mean, std = across(curve.x[keep]), 100 * curve.mean[keep], 100 * curve.std[keep]
         style = look[curve.method]
@@ -102,7 +102,8 @@ def chart(panel: Panel, look: Mapping[str, Look], index: int) -> str:
             around = f"{_line(x, upper)}L{_line(x[::-1], lower[::-1])[1:]}z"
             parts.append(f'<path class="band curve" {mine} d="{around}"/>')
         y = down(mean)
-        some = np.arange(0, len(x), max(1, len(x) // 6))
+        first, step = marked(len(x), position, len(panel.curves))
+        some = range(first, len(x), step)
         marks = "".join(f"M{x[i]:.1f},{y[i]:.1f}{MARKER_PATHS[style.marker]}" for i in some)
         lines.append(f'<g class="curve" {mine}><path class="line" d="{_line(x, y)}"{_dash(style)}/>')
         lines.append(f'<path class="marks" d="{marks}"/></g>')

@@ -246,3 +246,13 @@ def test_a_word_that_stands_alone_is_refused(config):
 def test_packaged_grids_make_cells(name, tmp_path):
     grid = make_grid(options(grid=name), [])
     assert len(make_cells(grid, tmp_path)) >= 6
+
+
+def test_the_grid_of_the_documentation_makes_cells(tmp_path):
+    page = (Path(__file__).resolve().parents[2] / "docs" / "compare.md").read_text()
+    path = tmp_path / "grid.yaml"
+    path.write_text(page.partition("```yaml\n")[2].partition("```")[0])
+    cells = make_cells(make_grid(options(grid=str(path)), []), tmp_path)
+    assert len(cells) == 4 * 2 * 3
+    solo = next(c for c in cells if c.model == "SOLO")
+    assert "--trainer.max_epochs=20" in solo.arguments
