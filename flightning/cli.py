@@ -27,6 +27,7 @@ from flightning.errors import CheckpointError, ClientError, ConfigurationError, 
 from flightning.loggers import RoundCSVLogger, ensure_writable, latest_version, name_wandb_run, next_version
 from flightning.packaged import find_config
 from flightning.refusals import explain
+from flightning.strategies.watch import has_lost_process
 from flightning.verbs import VERBS, run_verb
 from flightning.version import __version__
 
@@ -179,9 +180,11 @@ class FederatedCLI(LightningCLI):
         return {"logger": [RoundCSVLogger(folder), *loggers], "callbacks": callbacks}
 
     def _run_folder(self, config: Any) -> Path:
-        resumes = self._get(self.config_init, "ckpt_path") == "last"
-        if self._get(self.config_init, "run_folder") is not None:
-            folder = _given_folder(Path(self._get(self.config_init, "run_folder")), resumes)
+        given, checkpoint = (self._get(self.config_init, name) for name in ("run_folder", "ckpt_path"))
+        if given is not None:
+            own = checkpoint is not None and Path(checkpoint).resolve() == _last_checkpoint(Path(given)).resolve()
+            resumes = own or checkpoint == "last"
+            folder = _given_folder(Path(given), resumes)
             if resumes:
                 self._set_checkpoint(folder)
             return folder
@@ -240,7 +243,7 @@ def main(args: Sequence[str] | None = None, callbacks: Sequence[Callback] = ()) 
         callbacks: More callbacks for the Trainer, beside those of the configuration.
 
     Returns:
-        Exit code: 0, or 2 where the configuration cannot work.
+        Exit code: 0, 2 where the configuration cannot work, or 1 where another process of the run has ended.
     """
     argv = list(sys.argv[1:] if args is None else args)
     code = run_verb(argv)
@@ -267,6 +270,10 @@ def main(args: Sequence[str] | None = None, callbacks: Sequence[Callback] = ()) 
     except FlightningError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
+    except RuntimeError:
+        if not has_lost_process():
+            raise
+        return 1  # it was named already, and this is its echo
     return 0
 
 

@@ -20,6 +20,7 @@ from flightning.callbacks.planning import Planner
 from flightning.callbacks.record import RoundRecord
 from flightning.callbacks.round_checkpoints import RoundCheckpoints
 from flightning.callbacks.rounds import Round
+from flightning.callbacks.stopping import report_stop
 from flightning.callbacks.wiring import connect_processes, store_client_states
 from flightning.checkpoint_io import AtomicCheckpointIO
 from flightning.datamodules.base import FederatedDataModule
@@ -28,7 +29,7 @@ from flightning.errors import ConfigurationError
 from flightning.functional.cohort import SAMPLERS
 from flightning.functional.seeding import resolve_seed
 from flightning.strategies.processes import Processes
-from flightning.strategies.watch import Watch
+from flightning.strategies.watch import Watch, has_lost_process
 
 __all__ = ["Federation"]
 
@@ -262,9 +263,11 @@ class Federation(RoundCheckpoints):
         self._stop_watching()
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        """Leave the global weights in the module, and name the process that is missing."""
+        """Leave the global weights in the module, and say what has ended the run and how it goes on."""
         if self._watch is not None and isinstance(exception, RuntimeError):
             self._watch.report(patience=2.0)
+        if self._round is not None and not has_lost_process():
+            report_stop(trainer, exception)
         self._stop_watching()
         if isinstance(pl_module, FederatedMixin) and pl_module.global_weights:
             pl_module.load_global_weights()

@@ -9,22 +9,31 @@ from __future__ import annotations
 import _thread
 import faulthandler
 import os
+import signal
 import socket
 import sys
 import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import FrameType
 
 from lightning.fabric.strategies.launchers.subprocess_script import _ChildProcessObserver
 from lightning.pytorch import Trainer
 
 from flightning.strategies.processes import Processes
 
-__all__ = ["Watch"]
+__all__ = ["Watch", "has_lost_process"]
 
 #: Seconds between two looks, and seconds that a process has to end by itself.
 INTERVAL, GRACE = 0.5, 5.0
+
+_lost = threading.Event()
+
+
+def has_lost_process() -> bool:
+    """Whether this process has reported the end of another one, which is why its exchanges fail."""
+    return _lost.is_set()
 
 
 class Watch(threading.Thread):
@@ -46,8 +55,9 @@ class Watch(threading.Thread):
         self._is_expected: Callable[[], bool] = lambda: bool(trainer.received_sigterm)
         self._children = list(getattr(trainer.strategy.launcher, "procs", []))
         self._stopped = threading.Event()
-        self._has_reported = False
+        _lost.clear()
         _replace_observer()
+        _replace_sigterm_handler(trainer)
 
     def stop(self) -> None:
         """Look no longer."""
@@ -72,8 +82,8 @@ class Watch(threading.Thread):
         until = time.monotonic() + patience
         while not (dead := self._find_dead()) and time.monotonic() < until:
             time.sleep(INTERVAL / 10)
-        if dead and not self._has_reported and not self._is_expected():
-            self._has_reported = True
+        if dead and not has_lost_process() and not self._is_expected():
+            _lost.set()
             who = " and ".join(f"rank {rank} (process {pid})" for rank, pid in dead.items())
             print(
                 f"error: {who} ended before the run was over, so rank {self._rank} stops, too: start again with "
@@ -103,3 +113,16 @@ def _replace_observer() -> None:
     for thread in threading.enumerate():
         if isinstance(thread, _ChildProcessObserver):
             thread._child_processes = []
+
+
+def _replace_sigterm_handler(trainer: Trainer) -> None:
+    """Lightning's own handler begins an exchange, which hangs where a process is interrupted inside of another one."""
+
+    def note(signum: int, frame: FrameType | None) -> None:
+        connector, launcher = trainer._signal_connector, trainer.strategy.launcher
+        if not connector.received_sigterm and launcher is not None:
+            launcher.kill(signum)
+        connector.received_sigterm = True
+
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, note)

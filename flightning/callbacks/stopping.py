@@ -1,0 +1,41 @@
+"""Stop a run on request: Ctrl-C and SIGTERM."""
+
+from __future__ import annotations
+
+import signal
+import sys
+
+from lightning.pytorch import Trainer
+from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.utilities.exceptions import SIGTERMException
+
+__all__ = ["report_stop"]
+
+
+def report_stop(trainer: Trainer, exception: BaseException) -> None:
+    """Say where a run goes on that somebody has stopped, and leave with a code that tells it.
+
+    Args:
+        trainer: The Trainer of the run.
+        exception: What has ended it.
+    """
+    if isinstance(exception, SIGTERMException):
+        reason = "SIGTERM"
+        exception.code = 128 + signal.SIGTERM  # Lightning would leave with 0, as if the run were complete
+    elif isinstance(exception, KeyboardInterrupt):
+        reason = "Ctrl-C"
+    else:
+        return
+    if trainer.is_global_zero:
+        print(
+            f"stopped by {reason} in round {trainer.current_epoch + 1}: {_remedy(trainer)}", file=sys.stderr, flush=True
+        )
+
+
+def _remedy(trainer: Trainer) -> str:
+    callbacks = [c for c in trainer.checkpoint_callbacks if isinstance(c, ModelCheckpoint)]
+    saved = [path for c in callbacks for path in (c.last_model_path, c.best_model_path) if path]
+    if not saved:
+        return "no round was finished and saved, so a new run begins at the first."
+    last = next((path for path in saved if path.endswith("last.ckpt")), saved[0])
+    return f"`{last}` holds the rounds before it; go on with `--ckpt_path last`, or `Trainer.fit(ckpt_path=...)`."

@@ -1,0 +1,58 @@
+"""A run that waits inside a round until somebody ends it.
+
+python -m tests.strategies.faulty FOLDER '{"strategy": "client_parallel", "devices": 2, "pause": 2}'
+"""
+
+import json
+import logging
+import os
+import sys
+import time
+import warnings
+from pathlib import Path
+
+import torch
+from lightning.pytorch import Callback
+
+from flightning.callbacks import LastCheckpoint
+from tests import algorithms_on_digits as digits
+
+ROUNDS = 4
+
+
+class Pause(Callback):
+    """In one round, after the first local step, say so and wait: for a signal, or for ever."""
+
+    def __init__(self, folder, round_index):
+        self.folder, self.round_index = Path(folder), round_index
+
+    def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
+        if trainer.current_epoch == self.round_index and batch_idx == 0:
+            ready = self.folder / f"ready-{trainer.global_rank}"
+            ready.with_suffix(".tmp").write_text(str(os.getpid()))
+            ready.with_suffix(".tmp").rename(ready)
+            while not trainer.received_sigterm:
+                time.sleep(0.02)
+
+
+def main(folder, pause=None, name="SCAFFOLD", federation=None, resume=False, **options):
+    torch.set_num_threads(1)
+    warnings.filterwarnings("ignore")
+    logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
+    folder = Path(folder)
+    module, _ = digits.run(
+        name,
+        ROUNDS,
+        federation={"state_dir": str(folder / "states"), **(federation or {})},
+        callbacks=[LastCheckpoint(folder), *([] if pause is None else [Pause(folder, pause)])],
+        ckpt_path=str(folder / "last.ckpt") if resume else None,
+        enable_checkpointing=True,
+        **options,
+    )
+    states = {c: module.client_states.load(c, torch.device("cpu")) for c in module.client_states}
+    rank = os.environ.get("LOCAL_RANK", "0")
+    torch.save({"weights": module.state_dict(), "clients": states}, folder / f"final-{rank}.pt")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], **json.loads(sys.argv[2]))
