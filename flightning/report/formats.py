@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import math
+import textwrap
 from collections.abc import Sequence
 
 import numpy as np
@@ -80,13 +81,16 @@ def latex(table: Table) -> str:
     def entry(cell: Cell) -> str:
         return rf"\textbf{{{latex_text(cell.text)}}}" if cell.bold else latex_text(cell.text)
 
-    head = " & ".join([table.corner, *(latex_text(c.title) for c in table.columns)])
+    head = " & ".join([table.corner, *(_stacked(c.title) for c in table.columns)])
+    widths = [max(len(row[1][i].text) for row in table.rows) for i in range(len(table.columns))]
+    letters = max(len(name) for name, _ in table.rows) + sum(max(w, 10) + 2 for w in widths)
+    kind = "table*" if letters > 45 else "table"  # more than a column of a two-column paper holds
     body = [" & ".join([latex_text(name), *map(entry, cells)]) + r" \\" for name, cells in table.rows]
     # notes name options and keys in backticks, which LaTeX would print as opening quotes
     notes = " ".join(latex_text(note.replace("`", "")) for note in table.notes)
     lines = [
-        r"\begin{table}",
-        r"  \centering",
+        rf"\begin{{{kind}}}",
+        r"  \centering\small",
         rf"  \caption{{{latex_text(table.title)}{'. ' + notes if notes else ''}}}",
         rf"  \label{{tab:{table.key}}}",
         rf"  \begin{{tabular}}{{l{'r' * len(table.columns)}}}",
@@ -96,9 +100,24 @@ def latex(table: Table) -> str:
         *(f"    {row}" for row in body),
         r"    \bottomrule",
         r"  \end{tabular}",
-        r"\end{table}",
+        rf"\end{{{kind}}}",
     ]
     return "\n".join(lines) + "\n"
+
+
+def _stacked(title: str) -> str:
+    r"""A heading in lines as narrow as the numbers below it.
+
+    Example:
+        >>> print(_stacked("parameters per round (M)"))
+        \shortstack[r]{parameters per\\round (M)}
+        >>> print(_stacked("Jain index"))
+        Jain index
+    """
+    lines = textwrap.wrap(title, 16)
+    if len(lines) < 2:
+        return latex_text(title)
+    return r"\shortstack[r]{" + r"\\".join(map(latex_text, lines)) + "}"
 
 
 def tables_csv(tables: Sequence[Table]) -> str:

@@ -1,5 +1,7 @@
 import csv
 import re
+import shutil
+import subprocess
 
 import pytest
 
@@ -68,8 +70,25 @@ def test_csv_of_runs_has_a_line_per_run(out):
 
 def test_latex_of_a_report_has_balanced_environments(out):
     text = (out / "report.tex").read_text()
-    assert text.count(r"\begin{table}") == text.count(r"\end{table}") == 4
+    assert len(re.findall(r"\\begin\{table\*?\}", text)) == len(re.findall(r"\\end\{table\*?\}", text)) == 4
     body = re.sub(r"\\[\\&%$#_{}]", "", text)
     assert body.count("{") == body.count("}")
     for line in body.splitlines():
         assert line.count("$") % 2 == 0
+
+
+@pytest.mark.skipif(shutil.which("pdflatex") is None, reason="there is no `pdflatex`")
+def test_latex_and_pictures_of_a_report_make_a_page(out):
+    write_run(out.parent / "c", "My_Method", 0, (0.5, 0.8), arguments={"a": "x_{1}^2&~#%"}, notice="5 % & honest_")
+    report([out.parent], out=out)
+    pictures = "".join(rf"\includegraphics{{{path.name}}}" for path in sorted(out.glob("*.pdf")))
+    (out / "paper.tex").write_text(
+        r"\documentclass{article}\usepackage{booktabs,graphicx}\begin{document}\input{report.tex}"
+        + pictures
+        + r"\end{document}"
+    )
+    command = ["pdflatex", "-interaction=nonstopmode", "-halt-on-error", "paper.tex"]
+    ended = subprocess.run(command, cwd=out, capture_output=True, check=False)
+    assert ended.returncode == 0, ended.stdout.decode(errors="replace")[-2000:]
+    assert (out / "paper.pdf").stat().st_size > 20_000
+    assert pictures.count("includegraphics") == 3

@@ -138,6 +138,7 @@ def test_log_written_by_wandb_itself_is_read_back(tmp_path, monkeypatch):
         run.log({"round": number, "val/accuracy": accuracy, "round/seconds": 2.0})
     run.summary["partition"] = "IID()"
     run.finish()
+    wandb.teardown()  # the file is whole only when the writing process has ended
     made = report([tmp_path], out=tmp_path / "out")
     found = made.compared.of("Digits, IID()", "FedProx")[0]
     assert (found.seed, found.finished, found.logged("val/accuracy").tolist()) == (7, True, [0.5, 0.75])
