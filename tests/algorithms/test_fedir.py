@@ -9,8 +9,8 @@ from tests.classification import assert_same, make_data, make_module, run
 
 
 def one_client_step(module, data, client, importance):
-    """One full-batch SGD step (rate 0.01, momentum buffer empty) on the weighted loss, by hand."""
-    part = data.parts[client]
+    """One SGD step (rate 0.01, momentum buffer empty) on the weighted loss of the first batch, by hand."""
+    part = data.parts[client][: data.batch_size]
     inputs, targets = data.train_source.inputs[part], data.train_source.targets[part]
     losses = F.cross_entropy(module(inputs), targets, reduction="none")
     u = torch.tensor(importance)[targets]
@@ -18,7 +18,7 @@ def one_client_step(module, data, client, importance):
     return [p.detach() - 0.01 * g for p, g in zip(module.parameters(), gradients, strict=True)]
 
 
-def make_unequal():
+def make_unequal(batch_size=8):
     # client 0: 2 of class 0 and 6 of class 1; client 1: 4 of class 0
     generator = torch.Generator().manual_seed(0)
     from flightning.datamodules import FederatedDataModule
@@ -26,12 +26,14 @@ def make_unequal():
     pairs = []
     for labels in ([0] * 2 + [1] * 6, [0] * 4):
         pairs.append((torch.randn(len(labels), 4, generator=generator), torch.tensor(labels)))
-    return FederatedDataModule.from_clients(pairs, num_classes=3, batch_size=8, shuffle=False)
+    return FederatedDataModule.from_clients(pairs, num_classes=3, batch_size=batch_size, shuffle=False)
 
 
-def test_step_matches_the_weighted_loss_written_out():
-    # p = (1/2, 1/2, 0); q_0 = (1/4, 3/4, 0): u = (2, 2/3, -); q_1 = (1, 0, 0): u = (1/2, -, -), which is plain CE
-    data = make_unequal()
+@pytest.mark.parametrize("batch_size", [8, 4])
+def test_step_matches_the_weighted_loss_written_out(batch_size):
+    # p = (1/2, 1/2, 0); q_0 = (1/4, 3/4, 0): u = (2, 2/3, -); q_1 = (1, 0, 0): u = (1/2, -, -), which is plain CE.
+    # In the batch of four, two of each class, u sums up to 16/3 and not to the number of samples
+    data = make_unequal(batch_size)
     module, _ = run(FedIR, 1, data, Federation(local_steps=1))
     start = make_module(FedIR)
     expected = [
