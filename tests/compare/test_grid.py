@@ -242,7 +242,7 @@ def test_a_word_that_stands_alone_is_refused(config):
         make_grid(options(config=[config], models=["FedAvg"]), ["FedRL"])
 
 
-@pytest.mark.parametrize("name", ["fedrl", "rfedavg", "rfedavg_device", "fedcd", "cdfdm"])
+@pytest.mark.parametrize("name", ["fashion", "fashion_checks", "fedrl", "rfedavg", "rfedavg_device", "fedcd", "cdfdm"])
 def test_packaged_grids_make_cells(name, tmp_path):
     grid = make_grid(options(grid=name), [])
     assert len(make_cells(grid, tmp_path)) >= 6
@@ -256,3 +256,10 @@ def test_the_grid_of_the_documentation_makes_cells(tmp_path):
     assert len(cells) == 4 * 2 * 3
     solo = next(c for c in cells if c.model == "SOLO")
     assert "--trainer.max_epochs=20" in solo.arguments
+
+
+def test_the_grid_of_all_methods_has_every_method():
+    grid = read_grid("fashion")
+    assert {parse_choice(entry, "model").arguments["model"] for entry in grid["models"]} == set(
+        known_classes("algorithms")
+    )
