@@ -59,6 +59,13 @@ def test_a_run_goes_on_in_its_folder(scaled, tmp_path, capsys):
     assert json.loads((scaled[0] / "summary.json").read_text())["rounds"] == 3
 
 
+def test_the_checkpoint_of_the_folder_can_be_named(scaled):
+    checkpoint = scaled[0] / "checkpoints" / "last.ckpt"
+    arguments = ["fit", *SHORT, *SCHEDULE, f"--run_folder={scaled[0]}", f"--ckpt_path={checkpoint}"]
+    assert main([*arguments, "--trainer.max_epochs=4"]) == 0
+    assert json.loads((scaled[0] / "summary.json").read_text())["rounds"] == 4
+
+
 def test_a_budget_that_is_no_fraction(capsys):
     assert main(["fit", *SHORT, "--budget=2"]) == 2
     assert "`budget=2` must lie in (0, 1]" in capsys.readouterr().err
