@@ -29,6 +29,8 @@ from flightning.functional.aggregation import Payload
 
 __all__ = ["Client", "FederatedMixin", "Weights"]
 
+_HALF = (torch.float16, torch.bfloat16)
+
 
 class FederatedMixin(FederatedView, LightningModule):
     """Federated averaging of any `LightningModule`, and the hooks that other algorithms change.
@@ -297,8 +299,10 @@ algorithm would be ignored: write the mixins first, `class Wrong(FederatedMixin,
             terms = {"task": self.task_loss(loss, batch), **self.regularization(batch)}
         if self.loss_scale != 1.0:
             terms = {name: self.loss_scale * term for name, term in terms.items()}
+        client.num_losses += 1
         for name, term in terms.items():
-            client.losses[name] = client.losses.get(name, 0.0) + term.detach()
+            own = term.detach()
+            client.losses[name] = client.losses.get(name, 0.0) + (own.float() if own.dtype in _HALF else own)
         total = functools.reduce(torch.add, terms.values())
         return {**output, "loss": total} if isinstance(output, Mapping) else total
 

@@ -24,7 +24,8 @@ class Client:
         share: Its share of the objective: its weight over that of all clients that can train, sampled or not.
         steps: Optimizer steps it has taken this round; a step that a gradient scaler skipped is not counted.
         step_sizes: Learning rate of each of these steps.
-        losses: Sums over the round of the task loss and each regularization term.
+        losses: Sums over the round of the task loss and each regularization term, in at least single precision.
+        num_losses: How many losses were summed; more than `steps` where steps were skipped.
         counts: Numbers that are added up over the cohort and logged as ``round/<name>``.
     """
 
@@ -36,6 +37,7 @@ class Client:
     steps: int = 0
     step_sizes: list[float] = field(default_factory=list)
     losses: dict[str, Tensor] = field(default_factory=dict)
+    num_losses: int = 0
     counts: dict[str, int] = field(default_factory=dict)
 
 

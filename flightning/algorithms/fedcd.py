@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from flightning.algorithms.base import Weights
+from flightning.algorithms.client import at_least_float32
 from flightning.algorithms.fedcd_local import FedCDLocalMixin
 from flightning.algorithms.fine_classifier import refine_classifier
 from flightning.classifier import ProjectedClassifier
@@ -167,8 +168,8 @@ class FedCDMixin(FedCDLocalMixin):
             generator = torch_generator(self.federated_data.seed, _ALIGN)
             own, counts = fine.align_prototypes(own, counts, self.alignment, generator)
         pooled = fine.pool_prototypes(own, counts, previous if self.unseen == "keep" else torch.zeros_like(previous))
-        self.server_state.prototypes = pooled.to(self.prototypes.dtype)
-        self.server_state.counts = counts.sum(dim=0).to(self.prototypes.dtype)
+        kind = at_least_float32(self.prototypes)
+        self.server_state.prototypes, self.server_state.counts = pooled.to(kind), counts.sum(dim=0).to(kind)
 
     def _pool_rows(self, classifiers: list[Weights], counts: Tensor) -> Weights:
         stacks = {n: torch.stack([c[n] for c in classifiers]).double() for n in classifiers[0]}

@@ -101,7 +101,8 @@ class FedProtoMixin(FederatedMixin):
             self.log(f"{stage}/prototype_accuracy", accuracy, batch_size=len(targets), sync_dist=True)
 
     def _as_table(self, prototypes: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
-        table = torch.zeros(self.federated_data.num_classes, self.feature_size, device=self.device)
+        shape = self.federated_data.num_classes, self.feature_size
+        table = torch.zeros(shape, dtype=torch.float32, device=self.device)
         known = torch.zeros(len(table), dtype=torch.bool, device=self.device)
         for c, prototype in prototypes.items():
             table[int(c)], known[int(c)] = prototype, True

@@ -43,6 +43,7 @@ class FineClassifier(nn.Module):
     def with_rows(self, features: Tensor, rows: Tensor | None = None, bias: Tensor | None = None) -> Tensor:
         """Logits of the classes by other rows, or by its own unseen by hooks."""
         weight, bias = (self.fine.weight, self.fine.bias) if rows is None else (rows, bias)
+        features = features.to(weight.dtype)  # rows may be references in single precision
         return read_out(F.linear(features, weight, bias), self.per_class, self.readout)
 
 

@@ -143,6 +143,9 @@ def frozen_forward(
     if training:  # BatchNorm would write into what it is given
         trained = {n for n, _ in network.named_parameters()}
         weights = {n: w if n in trained else w.clone() for n, w in weights.items()}
+    kind = next((p.dtype for p in network.parameters()), torch.float32)
+    if kind in (torch.float16, torch.bfloat16):  # references are kept in single precision
+        weights = {n: w.to(kind) if w.is_floating_point() else w for n, w in weights.items()}
     try:
         call = _Call(network, until, before)
         result: Tensor = torch.func.functional_call(call, {f"network.{n}": w for n, w in weights.items()}, args, kwargs)

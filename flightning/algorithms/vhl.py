@@ -109,7 +109,7 @@ class VHLMixin(FederatedMixin):
         chosen = torch.randint(len(self._labels), (self.virtual_batch_size,), generator=self._draws).to(self.device)
         virtual_labels = self._labels[chosen]
         with _keep_statistics(self):
-            logits = self.forward_root(self._inputs[chosen])
+            logits = self.forward_root(self.trainer.precision_plugin.convert_input(self._inputs[chosen]))
         virtual = self.penultimate  # of the last pass, which was the virtual one
         if self.a:
             terms["virtual"] = self.a * F.cross_entropy(logits, virtual_labels + self.federated_data.num_classes)

@@ -62,7 +62,7 @@ class RoundRecord:
         """Take in the losses of a client that has finished."""
         self.clients.append(client.id)
         self.steps.append(client.steps)
-        taken = max(client.steps, 1)
+        taken = max(client.num_losses or client.steps, 1)
         self.losses.append({name: float(total) / taken for name, total in client.losses.items()})
         self._add_counts(client.counts)
         self.learning_rate = client.step_sizes[-1] if client.step_sizes else 0.0

@@ -192,11 +192,16 @@ class Round:
         if self.processes.split_batches:
             record.average(self.processes.gather_objects(record.losses))
         states = self.module.client_states
-        told = {"record": record.told(), "states": states.told(self._changed)}
-        for rank, theirs in enumerate(self.processes.merge(reducer, told)):
+        precision = self.module.trainer.precision_plugin
+        told = {"record": record.told(), "states": states.told(self._changed), "precision": precision.state_dict()}
+        gathered = self.processes.merge(reducer, told)
+        for rank, theirs in enumerate(gathered):
             if rank != self.processes.rank and self.processes.split_clients:
                 record.add(theirs["record"])
                 states.hear(theirs["states"])
+        if self.processes.split_clients and told["precision"]:
+            # gradient scalers have lived apart: all go on with the most careful one, as a resumed run does
+            precision.load_state_dict(min((theirs["precision"] for theirs in gathered), key=lambda s: s["scale"]))
         record.sort(self.plan.cohort)
         self._changed.clear()
 

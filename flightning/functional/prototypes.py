@@ -91,7 +91,9 @@ def scoring(prototypes: Tensor, cosine: bool = True) -> tuple[Tensor, Tensor]:
 
 def assign_by(features: Tensor, labels: Tensor, rows: Tensor, offsets: Tensor) -> Tensor:
     """Prototype (n,) of its class nearest to each sample, by the result of :func:`scoring`."""
-    scores = torch.addmm(offsets.flatten(), features, rows.flatten(0, 1).T).view(-1, *offsets.shape)
+    kind = torch.promote_types(features.dtype, rows.dtype)
+    features, rows, base = features.to(kind), rows.to(kind), offsets.to(kind)
+    scores = torch.addmm(base.flatten(), features, rows.flatten(0, 1).T).view(-1, *offsets.shape)
     wanted = labels[:, None, None].expand(-1, 1, offsets.shape[1])
     return scores.gather(1, wanted)[:, 0].argmax(dim=1)
 
