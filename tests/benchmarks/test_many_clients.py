@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-from tests.strategies.processes import ROOT, environment
+from tests.programs import ROOT, environment
 
 
 def measure(*arguments):

@@ -1,21 +1,13 @@
 """Start real processes from a test."""
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
 
 import torch
 
-ROOT = Path(__file__).parents[2]
-
-
-def environment(**more):
-    """A clean environment: nothing of a launcher, one thread per process."""
-    foreign = ("LOCAL_RANK", "RANK", "NODE_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "PL_GLOBAL_SEED")
-    kept = {k: v for k, v in os.environ.items() if k not in foreign and not k.startswith(("SLURM_", "TORCHELASTIC_"))}
-    return {**kept, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), **more}
+from tests.programs import ROOT, environment
 
 
 def run_jobs(folder, jobs, timeout=600):

@@ -12,7 +12,8 @@ import pytest
 import torch
 
 from tests.classification import assert_equal_nested
-from tests.strategies.processes import ROOT, distance, environment
+from tests.programs import ROOT, environment
+from tests.strategies.processes import distance
 
 PAIR = {"strategy": "client_parallel", "devices": 2}
 DDP = {"strategy": "ddp", "devices": 2}
