@@ -1,6 +1,7 @@
 """The pictures and the table of docs/algorithms, from the runs of `flightning compare --grid fashion`.
 
-python -m benchmarks.pictures RUNS                # writes docs/algorithms/img/<method>.png and prints the table
+python -m benchmarks.pictures RUNS                     # writes docs/algorithms/img/<method>.png and prints the table
+python -m benchmarks.pictures RUNS --together FILE.png  # all runs in one picture
 """
 
 from __future__ import annotations
@@ -110,11 +111,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("runs", nargs="+", help="folders with runs")
     parser.add_argument("--out", type=Path, default=IMAGES)
+    parser.add_argument("--together", type=Path, help="draw all runs into this one file")
     options = parser.parse_args()
     runs, notes = read_runs(options.runs)
     for note in notes:
         print(note)
-    write_pictures(runs, options.out)
+    if options.together:
+        save_figure(picture({label(run, runs): run for run in runs}), options.together, dpi=110)
+    else:
+        write_pictures(runs, options.out)
     print_table(runs)
 
 
