@@ -13,7 +13,7 @@ _IN_ROUNDS = ("milestones", "step_size", "T_max", "T_0", "total_iters")
 
 
 def scale_rounds(config: Any, budget: float) -> str:
-    """Scale ``trainer.max_epochs`` down, and with it what the learning-rate schedule counts in rounds.
+    """Scale ``trainer.max_epochs`` down, and with it what schedule and method count in rounds.
 
     Args:
         config: Configuration of a fit (a mapping or a namespace of jsonargparse), changed in place.
@@ -44,13 +44,14 @@ of [40, 80]). These are not the numbers of the full protocol.'
     trainer["max_epochs"] = fewer
     changed = _scale_schedule(config.get("lr_scheduler"), fewer / rounds)
     details = f", learning-rate schedule scaled with them ({', '.join(changed)})" if changed else ""
+    details += _scale_warmup(config.get("model"), fewer, rounds)
     every = trainer.get("check_val_every_n_epoch")
     if every and every > fewer:
         trainer["check_val_every_n_epoch"] = fewer
         details += f", one evaluation in place of one every {every} rounds"
+    counted = f"{fewer} round{'s' if fewer > 1 else ''}"
     return (
-        f"Budget {budget:g}: {fewer} rounds in place of {rounds}{details}. These are not the numbers of the full "
-        "protocol."
+        f"Budget {budget:g}: {counted} in place of {rounds}{details}. These are not the numbers of the full protocol."
     )
 
 
@@ -69,6 +70,16 @@ def _scale_schedule(scheduler: Any, factor: float) -> list[str]:
         arguments["gamma"] = before ** (1 / factor)
         changed.append(f"gamma {arguments['gamma']:.4g} in place of {before:g}")
     return changed
+
+
+def _scale_warmup(model: Any, fewer: int, rounds: int) -> str:
+    """Scale the warm-up of a method, such that at least one round comes after it."""
+    arguments = (model or {}).get("init_args") or {}
+    before = arguments.get("warmup_rounds")
+    if not before or before >= rounds:
+        return ""
+    arguments["warmup_rounds"] = min(_scaled(before, fewer / rounds), fewer - 1)
+    return f", warm-up of {arguments['warmup_rounds']} in place of {before}"
 
 
 def _scaled(rounds: int, factor: float) -> int:

@@ -42,6 +42,14 @@ def test_at_least_one_round_and_one_evaluation_are_left():
     assert "one evaluation in place of one every 5 rounds" in notice
 
 
+@pytest.mark.parametrize(("budget", "rounds", "warmup"), [(0.1, 11, 1), (0.5, 55, 5), (0.01, 1, 0)])
+def test_a_warm_up_is_scaled_and_a_round_comes_after_it(budget, rounds, warmup):
+    scaled = {"trainer": {"max_epochs": 110}, "model": {"class_path": "CDFDM", "init_args": {"warmup_rounds": 10}}}
+    notice = scale_rounds(scaled, budget)
+    assert (scaled["trainer"]["max_epochs"], scaled["model"]["init_args"]["warmup_rounds"]) == (rounds, warmup)
+    assert f"warm-up of {warmup} in place of 10" in notice
+
+
 @pytest.mark.parametrize("budget", [0.0, -0.5, 1.5, float("nan")])
 def test_a_budget_that_is_no_fraction(budget):
     with pytest.raises(ConfigurationError, match=r"must lie in \(0, 1\]: 0.05 runs a twentieth"):

@@ -77,12 +77,18 @@ class Runner:
         arguments += ["--ckpt_path=last"] if state == "interrupted" else []
         output = cell.folder / OUTPUT
         printed = output.stat().st_size if output.exists() else 0
-        environment = self._environment(cell, record)
+        environment = self.environment(cell, record)
         process = nurseries.start("flightning.cli", arguments, output, environment, record.threads)
         status.state = "starting"
         self._running.append((status, process, printed))
 
-    def _environment(self, cell: Cell, record: CellRecord) -> Mapping[str, str]:
+    def environment(self, cell: Cell, record: CellRecord) -> Mapping[str, str]:
+        """Names by which W&B sorts a cell into the panels of the comparison.
+
+        Args:
+            cell: The cell.
+            record: What its folder says.
+        """
         return {
             "WANDB_RUN_GROUP": os.environ.get("WANDB_RUN_GROUP") or self.group,
             "WANDB_JOB_TYPE": cell.model,

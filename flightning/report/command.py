@@ -158,7 +158,8 @@ def _tables(compared: Comparison, target: Target | None, last: int) -> list[Tabl
     over = f"mean ± standard deviation over up to {seeds} seeds" if seeds > 1 else "one seed"
     lengths = sorted({int(r.rounds[-1]) for group in compared.runs.values() for r in group})
     rounds = str(lengths[0]) if len(lengths) == 1 else f"{lengths[0]} to {lengths[-1]}"
-    about = [f"Accuracy on the test set (`val/accuracy`), {over}, {rounds} rounds; bold: highest mean."]
+    rounds += " round" if lengths[-1] == 1 else " rounds"
+    about = [f"Accuracy on the test set (`val/accuracy`), {over}, {rounds}; bold: highest mean."]
     if last > 1:
         alone = " (with one seed the deviation is over these rounds)" if seeds == 1 else ""
         about.append(f"The final accuracy is the mean of the last {last} evaluated rounds{alone}.")

@@ -3,6 +3,7 @@
 import csv
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -129,6 +130,18 @@ def test_other_settings_in_the_same_folder_are_refused(finished):
     code, _, err = compare(finished[0], "--models", "FedAvg", *QUICK[:-1], "3")
     assert code == 2
     assert "other settings (`--trainer.max_epochs`: `2`, now `3`)" in err
+
+
+def test_a_dry_run_tells_the_cells_and_the_time_and_leaves_nothing(tmp_path):
+    code, out, err = compare(tmp_path, "--models", "FedAvg", "FedProx:mu=-1", "--seeds", "0", "1", "--dry-run", *QUICK)
+    assert code == 1, err
+    lines = out.splitlines()
+    assert re.fullmatch(r"FedAvg, seed 0: \d+ (s|min)", lines[0])
+    assert lines[1].startswith("    flightning fit --config=")
+    assert lines[1].endswith("--trainer.max_epochs 2 --seed_everything=0 --run_folder=out/fedavg/seed_0")
+    assert lines[2].startswith("FedProx(mu=-1), seed 0: fails (`mu=-1.0` must be at least 0")
+    assert re.fullmatch(r"4 cells, about \d+ (s|min)", lines[-1])
+    assert not (tmp_path / "out").exists()
 
 
 def start_and_wait_at_the_gate(folder, *models):
