@@ -18,6 +18,11 @@ from flightning.functional.layers import truncated_forward, truncated_input
 __all__ = ["LayerTaps", "frozen_forward", "without_noise"]
 
 
+def _version(output: Any) -> int:
+    """How often a tensor was overwritten; tensors of inference mode do not count it."""
+    return output._version if isinstance(output, Tensor) and not output.is_inference() else 0
+
+
 class LayerTaps:
     """Keep the last input and output of chosen layers while a local step runs.
 
@@ -42,7 +47,7 @@ class LayerTaps:
                 if isinstance(output, tuple | list):  # an `nn.LSTM` also returns its state
                     output = output[0]
                 self._seen[name] = args, kwargs, output
-                self._versions[name] = output._version if isinstance(output, Tensor) else 0
+                self._versions[name] = _version(output)
 
         layer = self._module.get_submodule(name)
         self._handles[name] = layer.register_forward_hook(keep, with_kwargs=True)
@@ -78,7 +83,7 @@ class LayerTaps:
     def output(self, name: str) -> Tensor:
         """Result of the layer in this step."""
         value: Tensor = self._find(name)[2]
-        if value._version != self._versions[name]:
+        if _version(value) != self._versions[name]:
             raise ConfigurationError(
                 f"the output of layer `{name}` was overwritten by a layer behind it, such as `nn.ReLU(inplace=True)`: "
                 "set `inplace=False` there, or name the layer that overwrites it."

@@ -5,11 +5,11 @@ import pytest
 import torch
 from torch import nn
 
-from flightning.algorithms import FedAvg, FedAvgMixin
+from flightning.algorithms import FD, FedAvg, FedAvgMixin, FedProto
 from flightning.callbacks import Federation
 from flightning.datamodules import FederatedDataModule
-from tests.classification import RoundMemory, make_data, make_module, weights_of
-from tests.problems import QuadraticModule, fit
+from tests.classification import RoundMemory, make_data, make_module, run, weights_of
+from tests.problems import QuadraticModule, fit, make_trainer
 
 
 class PersonalHead(FedAvg):
@@ -106,3 +106,12 @@ def test_training_logs_are_not_repeated_per_client():
     memory = RoundMemory()
     fit(make_module(Chatty), make_data(), 1, logger=memory)
     assert "train/loss_std" not in memory.rounds[1]
+
+
+@pytest.mark.parametrize("cls", [FD, FedProto])
+def test_methods_that_look_at_layers_are_tested_after_a_fit(cls):
+    # `Trainer.test` runs in inference mode, whose tensors have no version
+    module, _ = run(cls, 2)
+    trainer = make_trainer(1, Federation(), logger=False, enable_checkpointing=False)
+    [metrics] = trainer.test(module, datamodule=make_data(), verbose=False)
+    assert 0 <= metrics["test/accuracy"] <= 1
