@@ -125,7 +125,7 @@ def read_labels(table: Any, column: str) -> tuple[NDArray[np.int64], list[str] |
     feature = table.features[column]
     names = list(feature.names) if hasattr(feature, "names") else None
     values = _arrow(table, column)
-    kind = str(values.type)
+    kind = str(values.type).removeprefix("large_")
     if not kind.startswith(("int", "uint", "bool")):
         example = next((v for v in values[:100].to_pylist() if v is not None), None)
         raise ConfigurationError(
