@@ -63,7 +63,7 @@ def picture(curves: dict[str, Run]) -> Any:
     axes.xaxis.get_major_locator().set_params(integer=True)
     axes.grid(visible=True, alpha=0.25, linewidth=0.5)
     axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(frameon=False, fontsize=8, loc="lower right")
+    axes.legend(frameon=False, fontsize=8, loc="best")
     return figure
 
 
@@ -84,7 +84,7 @@ def write_pictures(runs: Sequence[Run], folder: Path) -> None:
             figure = picture({run.model: run})
             axes = figure.axes[0]
             axes.plot(run.rounds[-1], 100 * calibrated, marker="*", markersize=9, linestyle="", label="after CCVR")
-            axes.legend(frameon=False, fontsize=8, loc="lower right")
+            axes.legend(frameon=False, fontsize=8, loc="best")
             save_figure(figure, folder / "ccvr.png", dpi=110)
 
 
