@@ -165,21 +165,22 @@ def test_arguments_that_cannot_work(arguments, message):
 
 
 def test_it_costs_little():
-    """Time in the callback itself against the round; the shared machine adds noise to both alike."""
+    """Processor time in the callback against that of the run, which other processes do not lengthen."""
     spent = [0.0]
 
     class Timed(Drift):
         def on_client_trained(self, module, client):
-            began = time.perf_counter()
+            began = time.process_time()
             super().on_client_trained(module, client)
-            spent[0] += time.perf_counter() - began
+            spent[0] += time.process_time() - began
 
         def on_cohort_trained(self, module, processes):
-            began = time.perf_counter()
+            began = time.process_time()
             super().on_cohort_trained(module, processes)
-            spent[0] += time.perf_counter() - began
+            spent[0] += time.process_time() - began
 
     data = make_data(per_class=40, size=64, batch_size=8)
     module = FedAvg(net=lambda i, c: small_net(i, c, hidden=(200,)), input_shape=(64,), num_classes=3)
-    rounds, _ = logged(Timed(), 6, module, data, Federation(local_epochs=5))
-    assert spent[0] < 0.03 * sum(row["round/seconds"] for row in rounds.values())
+    began = time.process_time()
+    logged(Timed(), 6, module, data, Federation(local_epochs=5))
+    assert 0 < spent[0] < 0.03 * (time.process_time() - began)
