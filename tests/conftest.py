@@ -1,4 +1,5 @@
 import os
+import signal
 from pathlib import Path
 
 import pytest
@@ -6,6 +7,13 @@ import torch
 
 #: What Lightning writes into the working directory when nobody tells it where.
 STRAY = ("checkpoints", "lightning_logs", "runs", "wandb")
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _heed_ctrl_c():
+    """A shell starts background jobs deaf to SIGINT, and their children inherit it; tests send it to programs."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(autouse=True, scope="session")
