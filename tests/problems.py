@@ -30,6 +30,23 @@ class QuadraticModule(pl.LightningModule):
         )
 
 
+class TwoGroups(QuadraticModule):
+    """Two weights on the same problem; the second has its own rate, and momentum 0.9."""
+
+    def __init__(self, lr=0.02, second_lr=0.01):
+        super().__init__(lr=lr)
+        self.v = nn.Parameter(torch.tensor(0.0, dtype=torch.float64))
+        self.second_lr = second_lr
+
+    def training_step(self, batch, batch_idx):
+        h, b = batch[0].unbind(1)
+        return (h / 2 * ((self.w - b) ** 2 + (self.v - b) ** 2)).mean()
+
+    def configure_optimizers(self):
+        groups = [{"params": [self.w]}, {"params": [self.v], "lr": self.second_lr, "momentum": 0.9}]
+        return torch.optim.SGD(groups, lr=self.lr)
+
+
 def make_trainer(rounds, federation=None, callbacks=(), **kwargs):
     options = {
         "accelerator": "cpu",

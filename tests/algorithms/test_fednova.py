@@ -6,7 +6,7 @@ from flightning.callbacks import Federation
 from flightning.datamodules.synthetic import Quadratic
 from flightning.errors import CompositionError, ConfigurationError
 from tests.classification import BatchNormNet, assert_resumes, make_data, run
-from tests.problems import QuadraticModule, fit, fit_quadratic
+from tests.problems import QuadraticModule, TwoGroups, fit, fit_quadratic
 
 H, B, K = (1, 3, 10), (-1, 0.5, 2), (2, 8, 20)
 OPTIMUM = 20.5 / 14
@@ -144,26 +144,12 @@ def test_schedule_that_has_stepped_when_the_last_client_ends():
     assert module.w.item() == pytest.approx(w, rel=1e-10)
 
 
-class TwoGroups(QuadraticModule):
-    def __init__(self):
-        super().__init__()
-        self.v = torch.nn.Parameter(torch.tensor(0.0, dtype=torch.float64))
-
-    def training_step(self, batch, batch_idx):
-        h, b = batch[0].unbind(1)
-        return (h / 2 * ((self.w - b) ** 2 + (self.v - b) ** 2)).mean()
-
-    def configure_optimizers(self):
-        groups = [{"params": [self.w]}, {"params": [self.v], "lr": 0.002, "momentum": 0.9}]
-        return torch.optim.SGD(groups, lr=0.005)
-
-
 def test_parameter_groups_are_normalised_separately():
     expected = []
     for eta, rho in ((0.005, 0.0), (0.002, 0.9)):
         d = [-y / work(k, rho) for y, k in zip(ends(0.0, eta, rho), K, strict=True)]
         expected.append(-sum(work(k, rho) for k in K) / 3 * sum(d) / 3)
-    module = type("G", (FedNovaMixin, TwoGroups), {})()
+    module = type("G", (FedNovaMixin, TwoGroups), {})(lr=0.005, second_lr=0.002)
     setting = uneven()
     fit(module, setting["data"], 1, setting["federation"])
     assert [module.w.item(), module.v.item()] == pytest.approx(expected, rel=1e-10)

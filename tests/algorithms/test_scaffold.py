@@ -9,7 +9,7 @@ from flightning.callbacks import Federation
 from flightning.datamodules.synthetic import Quadratic
 from flightning.errors import CompositionError, ConfigurationError
 from tests.classification import BatchNormNet, assert_resumes, assert_same, make_data, run
-from tests.problems import QuadraticModule, fit, fit_quadratic
+from tests.problems import QuadraticModule, TwoGroups, fit, fit_quadratic
 
 H, B, ETA, OPTIMUM = (1, 3, 10), (-1, 0.5, 2), 0.02, 1.4642857142857142
 
@@ -194,22 +194,8 @@ def test_divisor_is_the_rate_that_was_used_also_for_the_last_client():
         assert state["control"]["w"].item() == pytest.approx(H[i] * (start[-1] - B[i]), rel=1e-9)
 
 
-class TwoRates(QuadraticModule):
-    def __init__(self):
-        super().__init__()
-        self.v = torch.nn.Parameter(torch.tensor(0.0, dtype=torch.float64))
-
-    def training_step(self, batch, batch_idx):
-        h, b = batch[0].unbind(1)
-        return (h / 2 * ((self.w - b) ** 2 + (self.v - b) ** 2)).mean()
-
-    def configure_optimizers(self):
-        groups = [{"params": [self.w]}, {"params": [self.v], "lr": 0.01, "momentum": 0.9}]
-        return torch.optim.SGD(groups, lr=0.02)
-
-
 def test_parameter_groups_have_their_own_divisor():
-    module = type("G", (SCAFFOLDMixin, TwoRates), {})()
+    module = type("G", (SCAFFOLDMixin, TwoGroups), {})()
     fit(module, Quadratic(), 50, Federation(local_steps=5))
     assert (module.w.item(), module.v.item()) == pytest.approx((OPTIMUM, OPTIMUM), abs=1e-5)
 
