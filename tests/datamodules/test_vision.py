@@ -124,3 +124,68 @@ def test_a_file_that_was_cut_off_is_reported_as_such(tmp_path):
     pictures.write_bytes(pictures.read_bytes()[:1000])
     with pytest.raises(DataNotFoundError, match=r"`MNIST` cannot be read .* or delete what is damaged"):
         MNIST(root=str(tmp_path), download=False).setup("fit")
+
+
+@pytest.fixture
+def tables(monkeypatch, tmp_path):
+    """Write both splits of a set as the Hub keeps them; converted samples are kept below the test's folder."""
+    datasets = pytest.importorskip("datasets", reason="package datasets missing")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+
+    def write(folder, shape=(32, 32, 3), classes=10, column="label"):
+        folder.mkdir(parents=True)
+        pictures = RNG.integers(0, 256, (30, *shape), dtype=np.uint8)
+        features = {"img": datasets.Image(), column: datasets.ClassLabel(num_classes=classes)}
+        for split, size in (("train", 30), ("test", 10)):
+            rows = {"img": list(pictures[:size]), column: [i % 10 for i in range(size)]}
+            table = datasets.Dataset.from_dict(rows, features=datasets.Features(features))
+            table.to_parquet(folder / f"{split}-00000-of-00001.parquet")
+        return pictures
+
+    return write
+
+
+@pytest.mark.parametrize(
+    ("cls", "folder", "shape", "column"),
+    [
+        (CIFAR10, "cifar10/plain_text", (32, 32, 3), "label"),
+        (CIFAR100, "cifar100", (32, 32, 3), "fine_label"),
+        (FashionMNIST, "fashion_mnist", (28, 28), "label"),
+    ],
+)
+def test_parquet_files_stand_in_for_those_of_torchvision_and_are_named(cls, folder, shape, column, tmp_path, tables):
+    pictures = tables(tmp_path / folder, shape, cls.num_classes, column)
+    data = cls(root=str(tmp_path), num_clients=2)
+    data.prepare_data()
+    data.setup("fit")
+    expected = torch.tensor(pictures[:, None] if len(shape) == 2 else pictures.transpose(0, 3, 1, 2)) / 255
+    for channel, (mean, std) in enumerate(zip(cls.mean, cls.std, strict=True)):
+        expected[:, channel] = (expected[:, channel] - mean) / std
+    torch.testing.assert_close(pictures_of(data.train_source), expected)
+    assert data.train_source.labels.tolist() == [i % 10 for i in range(30)]
+    place = tmp_path / folder.partition("/")[0]
+    assert data.origin == (
+        f"{cls.__name__} is read from parquet files in {place}: 30 samples for training, 10 for testing."
+    )
+
+
+def test_parquet_files_are_passed_over_where_torchvision_has_its_own(tmp_path, monkeypatch, tables):
+    tables(tmp_path / "cifar10")
+    write_cifar10(tmp_path, monkeypatch)
+    data = CIFAR10(root=str(tmp_path), download=False, num_clients=2)
+    data.setup("fit")
+    assert (len(data.train_source), data.origin) == (100, "")
+
+
+def test_parquet_files_of_another_set_are_refused(tmp_path, tables):
+    tables(tmp_path / "cifar10", (28, 28))
+    with pytest.raises(
+        ConfigurationError, match=r"are no CIFAR10: `input_shape` is \(1, 28, 28\) in place of \(3, 32, 32\)"
+    ):
+        CIFAR10(root=str(tmp_path)).setup("fit")
+
+
+def test_a_missing_set_names_the_folder_of_parquet_files(tmp_path):
+    with pytest.raises(DataNotFoundError, match=r"or as parquet files into its folder `cifar10`, or delete"):
+        CIFAR10(root=str(tmp_path), download=False).setup("fit")
