@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import fcntl
+import re
 import signal
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -12,8 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from flightning.compare.cells import Cell, default_folder, make_cells
+from flightning.compare.data import check_data
 from flightning.compare.estimate import dry_run
 from flightning.compare.grid import Grid, flat, parse_choice, read_grid
+from flightning.compare.processes import Nurseries
 from flightning.compare.runner import OUTPUT, Runner
 from flightning.compare.status import Status
 from flightning.compare.view import view
@@ -21,7 +24,7 @@ from flightning.errors import ConfigurationError, FlightningError
 from flightning.packaged import find_config
 from flightning.report import report
 
-__all__ = ["compare", "make_grid", "run"]
+__all__ = ["choose", "compare", "make_grid", "run"]
 
 #: Options of `fit` that the comparison itself sets, and what to give in their place.
 _OWN = {
@@ -46,12 +49,18 @@ def compare(cells: Sequence[Cell], out: Path, jobs: int = 1, report_options: Map
 
     Raises:
         ConfigurationError: If the folder is in use or holds other runs.
+        DataNotFoundError: If a data set is missing; nothing has been run then.
     """
     out.mkdir(parents=True, exist_ok=True)
     with _locked(out):
         runner = Runner(cells, jobs, out.name)
-        with _terminable(), view(runner.statuses, jobs) as shown:
-            runner.run(shown.show)
+        with _terminable(), Nurseries() as nurseries:
+            if runner.waiting:
+                print("Checking that the data can be read ...", flush=True)
+                for origin in check_data(runner.waiting, nurseries, runner.threads):
+                    print(origin, flush=True)
+            with view(runner.statuses, jobs) as shown:
+                runner.run(nurseries, shown.show)
         _report(runner.statuses, report_options or {}, out)
     failed = [s for s in runner.statuses if s.state == "failed"]
     for status in failed:
@@ -134,11 +143,26 @@ def make_grid(options: argparse.Namespace, passed: Sequence[str]) -> Grid:
     )
 
 
-def _chosen(cells: Sequence[Cell], words: Sequence[str]) -> list[Cell]:
-    chosen = [c for c in cells if all(word.lower() in c.label.lower() for word in words)]
+def choose(cells: Sequence[Cell], only: Sequence[str], without: Sequence[str]) -> list[Cell]:
+    """The cells whose name has all of some words and none of others; words are whole, in small or capital letters.
+
+    Args:
+        cells: All cells.
+        only: Words that a name must have.
+        without: Words that a name must not have.
+
+    Raises:
+        ConfigurationError: If none is left.
+    """
+
+    def has(cell: Cell, word: str) -> bool:
+        return re.search(rf"(?<!\w){re.escape(word)}(?!\w)", cell.label, re.IGNORECASE) is not None
+
+    chosen = [c for c in cells if all(has(c, w) for w in only) and not any(has(c, w) for w in without)]
     if not chosen:
+        given = [f"{option} {' '.join(words)}" for option, words in (("--only", only), ("--without", without)) if words]
         raise ConfigurationError(
-            f"`--only {' '.join(words)}` leaves no cell: give words of names such as `{cells[0].label}`."
+            f"`{' '.join(given)}` leaves no cell: give whole words of names such as `{cells[0].label}`."
         )
     return chosen
 
@@ -175,7 +199,7 @@ def run(argv: list[str]) -> int:
         grid = make_grid(options, passed)
         name = Path(options.grid or grid.configs[0]).stem
         out = Path(options.out) if options.out else default_folder(grid, name)
-        cells = _chosen(make_cells(grid, out), options.only or [])
+        cells = choose(make_cells(grid, out), options.only, options.without)
         if options.dry_run:
             return int(dry_run(cells, options.jobs) > 0)
         return int(compare(cells, out, options.jobs, grid.report) > 0)
@@ -204,7 +228,14 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--seeds", nargs="+", type=int, metavar="SEED", help="seeds (0)")
     parser.add_argument("--grid", metavar="FILE", help="a YAML file with models, data, partitions and seeds")
     parser.add_argument(
-        "--only", nargs="+", metavar="WORD", help="run only the cells whose name (method, data, seed) has these words"
+        "--only",
+        nargs="+",
+        default=[],
+        metavar="WORD",
+        help="run only the cells whose name (method, data, partition, seed) has all of these words",
+    )
+    parser.add_argument(
+        "--without", nargs="+", default=[], metavar="WORD", help="leave out the cells whose name has one of these words"
     )
     parser.add_argument("--out", metavar="DIR", help="folder of the comparison (runs/compare/<name>-<hash>)")
     parser.add_argument("--jobs", type=int, default=1, metavar="N", help="runs at once (%(default)s)")

@@ -3,20 +3,15 @@
 from __future__ import annotations
 
 import shlex
-import tempfile
-import time
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 
+from flightning.compare.answers import ask
 from flightning.compare.cells import Cell
-from flightning.compare.folders import find_state, read_json
+from flightning.compare.folders import find_state
 from flightning.compare.processes import Nurseries
-from flightning.compare.runner import OUTPUT, reason
 from flightning.compare.status import format_seconds
 
 __all__ = ["dry_run", "estimate"]
-
-_PAUSE = 0.05
 
 _WITHOUT_TRACES = (
     "--trainer.logger=false",
@@ -71,13 +66,6 @@ def dry_run(cells: Sequence[Cell], jobs: int) -> int:
 
 
 def _measure(cell: Cell, nurseries: Nurseries) -> tuple[float | None, str]:
-    with tempfile.TemporaryDirectory() as folder:
-        result, output = Path(folder, "measured.json"), Path(folder, OUTPUT)
-        arguments = [str(result), "fit", *cell.arguments, *_WITHOUT_TRACES]
-        process = nurseries.start("flightning.compare.measure", arguments, output, {})
-        while process.poll() is None:
-            time.sleep(_PAUSE)
-        found = read_json(result)
-        if not found:
-            return None, reason(output, process.code or 0)
-        return estimate(found), ""
+    arguments = ["fit", *cell.arguments, *_WITHOUT_TRACES]
+    found, error = ask(nurseries, "flightning.compare.measure", arguments)
+    return (estimate(found), "") if found else (None, error)

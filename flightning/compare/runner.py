@@ -39,6 +39,8 @@ class Runner:
 
     def __init__(self, cells: Sequence[Cell], jobs: int, group: str) -> None:
         self.jobs, self.group = jobs, group
+        #: Threads of a run that starts; 0 leaves them alone.
+        self.threads = num_cores() // jobs or 1 if jobs > 1 else 0
         found = {id(cell): find_state(cell) for cell in cells}
         self.statuses = [Status(cell) for cell in cells]
         for status in self.statuses:
@@ -49,30 +51,35 @@ class Runner:
         self._waiting = deque(s for s in self.statuses if s.state == "waiting")
         self._running: list[tuple[Status, Process, int]] = []
 
-    def run(self, show: Callable[[], None]) -> None:
+    @property
+    def waiting(self) -> list[Cell]:
+        """The cells that shall run."""
+        return [s.cell for s in self._waiting]
+
+    def run(self, nurseries: Nurseries, show: Callable[[], None]) -> None:
         """Run all cells that are not finished.
 
         Args:
+            nurseries: Where their processes are started.
             show: Called whenever there may be something new to show.
         """
-        with Nurseries() as nurseries:
-            try:
-                while self._waiting or self._running:
-                    while self._waiting and len(self._running) < self.jobs:
-                        self._start(self._waiting.popleft(), nurseries)
-                    self._poll()
-                    show()
-                    if self._running:
-                        time.sleep(_PAUSE)
-            finally:
-                nurseries.interrupt(_GRACE)
-                for status, *_ in self._running:
-                    status.state = "waiting"
+        try:
+            while self._waiting or self._running:
+                while self._waiting and len(self._running) < self.jobs:
+                    self._start(self._waiting.popleft(), nurseries)
+                self._poll()
+                show()
+                if self._running:
+                    time.sleep(_PAUSE)
+        finally:
+            nurseries.interrupt(_GRACE)
+            for status, *_ in self._running:
+                status.state = "waiting"
 
     def _start(self, status: Status, nurseries: Nurseries) -> None:
         cell = status.cell
         state = find_state(cell)
-        record = prepare(cell, state, num_cores() // self.jobs or 1 if self.jobs > 1 else 0)
+        record = prepare(cell, state, self.threads)
         arguments = ["fit", *cell.arguments, f"--run_folder={cell.folder}"]
         arguments += ["--ckpt_path=last"] if state == "interrupted" else []
         output = cell.folder / OUTPUT

@@ -8,7 +8,7 @@ import yaml
 
 import flightning.algorithms
 from flightning.compare.cells import default_folder, fingerprint, make_cells
-from flightning.compare.command import make_grid
+from flightning.compare.command import choose, make_grid
 from flightning.compare.grid import Choice, Grid, known_classes, parse_choice, read_grid
 from flightning.errors import ConfigurationError
 
@@ -263,3 +263,21 @@ def test_the_grid_of_all_methods_has_every_method():
     assert {parse_choice(entry, "model").arguments["model"] for entry in grid["models"]} == set(
         known_classes("algorithms")
     )
+
+
+def labels(cells):
+    return [cell.label for cell in cells]
+
+
+def test_cells_are_chosen_by_whole_words_of_their_names(config, tmp_path):
+    data = [parse_choice(name, "data") for name in ("MNIST", "FashionMNIST", "CIFAR10", "CIFAR100")]
+    grid = grid_of(config, ("FedAvg", "RFedAvg:lambda_=0.1", "FedProx:mu=0.1"), data=data, seeds=[1, 10])
+    cells = make_cells(grid, tmp_path)
+    assert labels(choose(cells, ["fedavg", "CIFAR10", "seed 1"], [])) == ["FedAvg, CIFAR10, seed 1"]
+    assert labels(choose(cells, ["FedProx", "seed 10"], ["MNIST", "CIFAR100"])) == [
+        "FedProx(mu=0.1), FashionMNIST, seed 10",
+        "FedProx(mu=0.1), CIFAR10, seed 10",
+    ]
+    assert choose(cells, [], []) == cells
+    with pytest.raises(ConfigurationError, match=r"`--only Fed --without SOLO` leaves no cell: give whole words of"):
+        choose(cells, ["Fed"], ["SOLO"])

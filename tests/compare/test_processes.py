@@ -144,6 +144,18 @@ def test_a_dry_run_tells_the_cells_and_the_time_and_leaves_nothing(tmp_path):
     assert not (tmp_path / "out").exists()
 
 
+def test_missing_data_are_refused_before_anything_runs(tmp_path):
+    (tmp_path / "grid.yaml").write_text(
+        "config: quickstart\nmodels: [FedAvg]\ndata: [Digits, {MNIST: {root: nowhere, download: false}}]\n"
+    )
+    code, out, err = compare(tmp_path, "--grid", "grid.yaml", *QUICK)
+    assert code == 2, err
+    assert "nothing was started. `MNIST` cannot be read from `root='nowhere'`" in err
+    assert err.rstrip().endswith("Or leave these cells out with `--without`.")
+    assert "starting" not in out
+    assert not (tmp_path / "out" / "digits").exists()
+
+
 def start_and_wait_at_the_gate(folder, *models):
     """A comparison whose first cell waits in its third round; the comparison, and all processes below it."""
     process = start(folder, "--models", *models, *GATED)
