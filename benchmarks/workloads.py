@@ -6,7 +6,7 @@ python -m benchmarks.workloads --data DATA --only A --rounds 8
 DATA holds MNIST and Fashion-MNIST as torchvision lays them out. (A) Fashion-MNIST, 10 clients Dirichlet(0.5), small
 CNN, batch 32, 1 epoch, SGD 0.01 with momentum 0.9. (B) MNIST, 500 clients sorted by label, 100 per round, McMahan CNN,
 batch 32, 2 epochs, SGD 0.1. (C) logistic regression on MNIST, 1000 clients of 60 samples, 100 per round, batch 10, 1
-epoch, SGD 0.03. Runs take turns, and every contestant trains the same clients for the same steps.
+epoch, SGD 0.03. Runs take turns, and every contestant trains the same clients for the same steps from the same weights.
 """
 
 from __future__ import annotations
@@ -22,151 +22,64 @@ import tempfile
 import time
 import warnings
 from contextlib import suppress
-from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
 import lightning.pytorch as pl
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch import multiprocessing as mp
-from torch.nn import functional
 
+from benchmarks.plain import (
+    WORKLOADS,
+    RoundClock,
+    Workload,
+    initial_weights,
+    load_flat,
+    train,
+    write_result,
+)
 from flightning.algorithms import FedAvg
 from flightning.callbacks import Federation
+from flightning.callbacks.planning import Planner
 from flightning.datamodules import MNIST, FashionMNIST, FederatedDataModule
 from flightning.datamodules.partitioners import Dirichlet, Similarity
 from flightning.strategies.assignment import assign
 
 
-class SmallNet(nn.Sequential):
-    """Small CNN as it is usually written down: 5x5 convolutions (10, 20), a hidden layer of 50."""
-
-    def __init__(self) -> None:
-        convs = [nn.Conv2d(1, 10, 5), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(10, 20, 5), nn.ReLU(), nn.MaxPool2d(2)]
-        super().__init__(*convs, nn.Flatten(), nn.Linear(320, 50), nn.ReLU(), nn.Linear(50, 10))
-
-
-class McMahanNet(nn.Sequential):
-    """CNN of the FedAvg paper as it is usually written down."""
-
-    def __init__(self) -> None:
-        first = [nn.Conv2d(1, 32, 5, padding=2), nn.ReLU(), nn.MaxPool2d(2)]
-        second = [nn.Conv2d(32, 64, 5, padding=2), nn.ReLU(), nn.MaxPool2d(2)]
-        super().__init__(*first, *second, nn.Flatten(), nn.Linear(3136, 512), nn.ReLU(), nn.Linear(512, 10))
-
-
-class Regression(nn.Sequential):
-    """Logistic regression."""
-
-    def __init__(self) -> None:
-        super().__init__(nn.Flatten(), nn.Linear(784, 10))
-
-
-@dataclass(frozen=True)
-class Workload:
-    """What is trained."""
-
-    net: str
-    plain: type[nn.Module]
-    cohort: int
-    batch_size: int
-    epochs: int
-    lr: float
-    momentum: float
-    rounds: int
-
-
-WORKLOADS = {
-    "A": Workload("SmallCNN", SmallNet, 10, 32, 1, 0.01, 0.9, 3),
-    "B": Workload("McMahanCNN", McMahanNet, 100, 32, 2, 0.1, 0.0, 3),
-    "C": Workload("LogisticRegression", Regression, 100, 10, 1, 0.03, 0.0, 12),
-}
-
-
-def make_data(name: str, root: str) -> FederatedDataModule:
-    """The clients of a workload."""
+def make_data(name: str, root: str, shuffle: bool = True) -> FederatedDataModule:
+    """The clients of a workload, set up."""
     work = WORKLOADS[name]
-    options: dict[str, Any] = {"root": root, "batch_size": work.batch_size, "seed": 0}
+    options: dict[str, Any] = {"root": root, "batch_size": work.batch_size, "seed": 0, "shuffle": shuffle}
+    data: FederatedDataModule
     if name == "A":
-        return FashionMNIST(num_clients=10, partition=Dirichlet(alpha=0.5), **options)
-    number, similarity = (500, 0.0) if name == "B" else (1000, 1.0)
-    return MNIST(num_clients=number, partition=Similarity(similarity), **options)
+        data = FashionMNIST(num_clients=10, partition=Dirichlet(alpha=0.5), **options)
+    else:
+        number, similarity = (500, 0.0) if name == "B" else (1000, 1.0)
+        data = MNIST(num_clients=number, partition=Similarity(similarity), **options)
+    data.prepare_data()
+    data.setup("fit")
+    return data
 
 
-# --- hand-written -------------------------------------------------------------------------------------------------
+def make_module(work: Workload) -> FedAvg:
+    """FedAvg with the network and the local SGD of a workload, at its initial weights."""
+    import flightning.nets
+
+    class Plain(FedAvg):
+        def configure_optimizers(self) -> torch.optim.Optimizer:
+            return torch.optim.SGD(self.parameters(), lr=work.lr, momentum=work.momentum)
+
+    module = Plain(net=getattr(flightning.nets, work.net), input_shape=(1, 28, 28), num_classes=10)
+    load_flat(module, initial_weights(work))
+    return module
 
 
-def train(net: nn.Module, work: Workload, inputs: Tensor, targets: Tensor) -> None:
-    """Local steps of one client."""
-    optimizer = torch.optim.SGD(net.parameters(), lr=work.lr, momentum=work.momentum)
-    for _ in range(work.epochs):
-        order = torch.randperm(len(targets))
-        inputs, targets = inputs[order], targets[order]
-        for start in range(0, len(order), work.batch_size):
-            optimizer.zero_grad()
-            logits = net(inputs[start : start + work.batch_size])
-            functional.cross_entropy(logits, targets[start : start + work.batch_size]).backward()
-            optimizer.step()
-
-
-def train_clients(net: nn.Module, work: Workload, clients: list[tuple[Tensor, Tensor]]) -> dict[str, Tensor]:
-    """Sum of the weights of clients, each times its samples."""
-    received = {n: w.detach().clone() for n, w in net.state_dict().items()}
-    total = {n: torch.zeros_like(w) for n, w in received.items()}
-    for inputs, targets in clients:
-        net.load_state_dict(received)
-        train(net, work, inputs, targets)
-        for n, w in net.state_dict().items():
-            total[n].add_(w, alpha=float(len(targets)))
-    net.load_state_dict(received)
-    return total
-
-
-def _worker(work: Workload, clients: dict[int, tuple[Tensor, Tensor]], pipe: Connection) -> None:
-    torch.set_num_threads(1)
-    net = work.plain()
-    while (job := pipe.recv()) is not None:
-        weights, chosen = job
-        net.load_state_dict({n: torch.from_numpy(w) for n, w in weights.items()})
-        sums = train_clients(net, work, [clients[c] for c in chosen])
-        pipe.send({n: w.numpy() for n, w in sums.items()})
-
-
-def handwritten(work: Workload, data: FederatedDataModule, rounds: int, processes: int, evaluate: Any) -> list[float]:
-    """Seconds of each round of a plain loop, in this process or in persistent workers with the same balancing."""
-    federation = plan_of(work, data)
-    clients = {c: read(data, c) for c in range(data.num_clients)}
-    torch.manual_seed(0)
-    net, seconds = work.plain(), []
-    pipes: list[Connection] = []
-    if processes > 1:
-        context = mp.get_context("fork")
-        for _ in range(processes):
-            own, theirs = context.Pipe()
-            context.Process(target=_worker, args=(work, clients, theirs), daemon=True).start()
-            pipes.append(own)
-    for index in range(rounds):
-        start = time.perf_counter()
-        cohort = federation[index]
-        total = sum(len(clients[c][1]) for c in cohort)
-        if processes == 1:
-            sums = train_clients(net, work, [clients[c] for c in cohort])
-        else:
-            ranks = assign([len(clients[c][1]) for c in cohort], processes)
-            weights = {n: w.numpy() for n, w in net.state_dict().items()}
-            for rank, pipe in enumerate(pipes):
-                pipe.send((weights, [c for c, r in zip(cohort, ranks, strict=True) if r == rank]))
-            parts = [pipe.recv() for pipe in pipes]
-            sums = {n: torch.from_numpy(sum(part[n] for part in parts)) for n in weights}
-        net.load_state_dict({n: w / total for n, w in sums.items()})
-        seconds.append(time.perf_counter() - start)
-    for pipe in pipes:
-        pipe.send(None)
-    evaluate(net)
-    return seconds
+def cohorts_of(work: Workload, data: FederatedDataModule, rounds: int) -> list[list[int]]:
+    """The cohorts that flightning draws, for everybody."""
+    planner = Planner(make_module(work), data, work.epochs, None, work.cohort, "fixed", "samples", seed=0)
+    return [planner.plan(r).cohort for r in range(rounds)]
 
 
 def read(data: FederatedDataModule, client: int) -> tuple[Tensor, Tensor]:
@@ -175,47 +88,96 @@ def read(data: FederatedDataModule, client: int) -> tuple[Tensor, Tensor]:
     return batch[0], batch[1]
 
 
-def plan_of(work: Workload, data: FederatedDataModule) -> list[list[int]]:
-    """The cohorts of the rounds; all contestants train as many clients of the same sizes."""
-    rng = np.random.default_rng(0)
-    return [rng.choice(data.num_clients, work.cohort, replace=False).tolist() for _ in range(100)]
+def read_test(data: FederatedDataModule) -> tuple[Tensor, Tensor]:
+    """The test set."""
+    found = list(data.test_dataloader())
+    return torch.cat([b[0] for b in found]), torch.cat([b[1] for b in found])
+
+
+# --- hand-written -------------------------------------------------------------------------------------------------
+
+
+def train_clients(
+    net: nn.Module, work: Workload, clients: list[tuple[Tensor, Tensor]], shuffle: bool
+) -> dict[str, Tensor]:
+    """Sum of the weights of clients, each times its samples."""
+    received = {n: w.detach().clone() for n, w in net.state_dict().items()}
+    total = {n: torch.zeros_like(w) for n, w in received.items()}
+    for inputs, targets in clients:
+        net.load_state_dict(received)
+        train(net, work, inputs, targets, shuffle)
+        for n, w in net.state_dict().items():
+            total[n].add_(w, alpha=float(len(targets)))
+    net.load_state_dict(received)
+    return total
+
+
+def _worker(work: Workload, clients: dict[int, tuple[Tensor, Tensor]], pipe: Connection, shuffle: bool) -> None:
+    torch.set_num_threads(1)
+    net = work.plain()
+    while (job := pipe.recv()) is not None:
+        weights, chosen = job
+        net.load_state_dict({n: torch.from_numpy(w) for n, w in weights.items()})
+        sums = train_clients(net, work, [clients[c] for c in chosen], shuffle)
+        pipe.send({n: w.numpy() for n, w in sums.items()})
+
+
+def handwritten(work: Workload, data: FederatedDataModule, rounds: int, processes: int) -> tuple[RoundClock, nn.Module]:
+    """Time of each round of a plain loop, in this process or in persistent workers with the same balancing."""
+    cohorts = cohorts_of(work, data, rounds)
+    clients = {c: read(data, c) for c in range(data.num_clients)}
+    net, clock = work.plain(), RoundClock()
+    load_flat(net, initial_weights(work))
+    pipes: list[Connection] = []
+    if processes > 1:
+        context = mp.get_context("fork")
+        for _ in range(processes):
+            own, theirs = context.Pipe()
+            context.Process(target=_worker, args=(work, clients, theirs, data.shuffle), daemon=True).start()
+            pipes.append(own)
+    clock.tick()
+    for cohort in cohorts:
+        total = sum(len(clients[c][1]) for c in cohort)
+        if processes == 1:
+            sums = train_clients(net, work, [clients[c] for c in cohort], data.shuffle)
+        else:
+            ranks = assign([len(clients[c][1]) for c in cohort], processes)
+            weights = {n: w.numpy() for n, w in net.state_dict().items()}
+            for rank, pipe in enumerate(pipes):
+                pipe.send((weights, [c for c, r in zip(cohort, ranks, strict=True) if r == rank]))
+            parts = [pipe.recv() for pipe in pipes]
+            sums = {n: torch.from_numpy(sum(part[n] for part in parts)) for n in weights}
+        net.load_state_dict({n: w / total for n, w in sums.items()})
+        clock.tick()
+    for pipe in pipes:
+        pipe.send(None)
+    return clock, net
 
 
 # --- flightning ---------------------------------------------------------------------------------------------------
 
 
 class Clock(pl.Callback):
-    """Seconds of every round, from its start to the start of the next."""
+    """Time of every round, from its start to the start of the next."""
 
     def __init__(self) -> None:
-        self._starts: list[float] = []
+        self.clock = RoundClock()
 
     def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """A round begins."""
-        self._starts.append(time.perf_counter())
+        self.clock.tick()
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """The last round has ended."""
-        self._starts.append(time.perf_counter())
-
-    @property
-    def seconds(self) -> list[float]:
-        """Of each round."""
-        return [float(x) for x in np.diff(self._starts)]
+        self.clock.tick()
 
 
-def flightning(work: Workload, data: FederatedDataModule, rounds: int, processes: int, loop: str) -> tuple[Any, Any]:
-    """Seconds of each round, and the trained module."""
-    import flightning.nets
-
-    class Plain(FedAvg):
-        def configure_optimizers(self) -> torch.optim.Optimizer:
-            return torch.optim.SGD(self.parameters(), lr=work.lr, momentum=work.momentum)
-
-    torch.manual_seed(0)
-    module = Plain(net=getattr(flightning.nets, work.net), input_shape=(1, 28, 28), num_classes=10)
-    clock = Clock()
-    federation = Federation(local_epochs=work.epochs, participation=work.cohort, local_loop=loop)
+def flightning(
+    work: Workload, data: FederatedDataModule, rounds: int, processes: int, loop: Any
+) -> tuple[RoundClock, nn.Module]:
+    """Time of each round, and the trained module."""
+    module, clock = make_module(work), Clock()
+    federation = Federation(local_epochs=work.epochs, participation=work.cohort, local_loop=loop, seed=0)
     trainer = pl.Trainer(
         accelerator="cpu",
         devices=processes,
@@ -229,71 +191,87 @@ def flightning(work: Workload, data: FederatedDataModule, rounds: int, processes
         limit_val_batches=0,
     )
     trainer.fit(module, datamodule=data)
-    return clock.seconds, module
+    return clock.clock, module
 
 
 # --- one contestant in a process of its own -----------------------------------------------------------------------
 
+#: Contestants of the same layout: kind, processes and threads of each.
 CONTESTANTS = {
     "hand-written, 1 process x 2 threads": ("handwritten", 1, 2),
     "hand-written, 2 processes x 1 thread": ("handwritten", 2, 1),
     "flightning fused, 1 process x 2 threads": ("fused", 1, 2),
     "flightning fused, 2 processes x 1 thread": ("fused", 2, 1),
+    "flightning lightning, 1 process x 2 threads": ("lightning", 1, 2),
     "flightning lightning, 2 processes x 1 thread": ("lightning", 2, 1),
 }
 
 
-def contest(name: str, root: str, kind: str, processes: int, threads: int, rounds: int, target: str) -> None:
+def contest(
+    name: str, root: str, kind: str, processes: int, threads: int, rounds: int, shuffle: bool, folder: Path
+) -> None:
     """Run one contestant and write what it took."""
     torch.set_num_threads(threads)
-    work, data = WORKLOADS[name], make_data(name, root)
-    data.prepare_data()
-    data.setup("fit")
-    accuracy: list[float] = []
-
-    def evaluate(net: nn.Module) -> None:
-        with torch.no_grad():
-            correct = [(net(x).argmax(1) == y).double().mean().item() * len(y) for x, y in data.val_dataloader()]
-        accuracy.append(sum(correct) / 10_000)
-
+    work, data = WORKLOADS[name], make_data(name, root, shuffle)
     if kind == "handwritten":
-        seconds = handwritten(work, data, rounds, processes, evaluate)
+        clock, net = handwritten(work, data, rounds, processes)
     else:
-        seconds, module = flightning(work, data, rounds, processes, kind)
+        clock, net = flightning(work, data, rounds, processes, kind)
         if int(os.environ.get("LOCAL_RANK", "0")):
             return
         data.evaluation_shard = (0, 1)
-        evaluate(module.eval())
-    Path(target).write_text(json.dumps({"seconds": seconds, "accuracy": accuracy[0]}))
+    write_result(folder, clock, net, read_test(data))
+
+
+def own_command(
+    contestant: str, name: str, root: str, threads: int, rounds: int, shuffle: bool, folder: Path
+) -> list[str]:
+    """How to start a contestant of `CONTESTANTS`, which leaves its result in a folder."""
+    kind, processes, _ = CONTESTANTS[contestant]
+    options = [name, root, kind, processes, threads, rounds, int(shuffle), folder]
+    return [sys.executable, "-m", "benchmarks.workloads", "--contest", *map(str, options)]
 
 
 def tree_memory(pid: int) -> float:
-    """Proportional set size of a process and its children in GiB."""
-    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-    text = Path(f"/proc/{pid}/smaps_rollup").read_text()
-    own = next(int(line.split()[1]) for line in text.splitlines() if line.startswith("Pss:"))
+    """Proportional set size of a process and its children in GiB; 0 where it has ended."""
+    own, children = 0, []
+    with suppress(OSError, StopIteration):  # ended while it was looked at
+        text = Path(f"/proc/{pid}/smaps_rollup").read_text()
+        own = next(int(line.split()[1]) for line in text.splitlines() if line.startswith("Pss:"))
+        # a child is listed with the thread that started it
+        children = [c for file in Path(f"/proc/{pid}/task").glob("*/children") for c in file.read_text().split()]
     return own / 2**20 + sum(tree_memory(int(child)) for child in children)
 
 
-def measure(name: str, root: str, contestant: str, rounds: int) -> dict[str, float]:
-    """Median seconds per round after the first, start-up, peak memory of the process tree, accuracy."""
-    kind, processes, threads = CONTESTANTS[contestant]
-    with tempfile.TemporaryDirectory() as folder:
-        target = Path(folder) / "result.json"
-        command = ["--contest", name, root, kind, str(processes), str(threads), str(rounds), str(target)]
-        environment = {**os.environ, "OMP_NUM_THREADS": str(threads)}
-        began = time.perf_counter()
-        process = subprocess.Popen([sys.executable, "-m", "benchmarks.workloads", *command], env=environment)
-        peak = 0.0
+def measure(command: list[str], threads: int, folder: Path) -> dict[str, float]:
+    """Run a contestant: median seconds per round after the first, start-up, peak memory of its processes, accuracy.
+
+    Start-up is all that comes before a steady state: the time until the first round has ended, less a steady round.
+
+    Args:
+        command: Starts the contestant, which calls `write_result` for `folder`.
+        threads: Threads of each of its processes.
+        folder: An empty folder for its result and its output.
+
+    Raises:
+        RuntimeError: If the contestant fails; with the end of its output.
+    """
+    environment = {**os.environ, "OMP_NUM_THREADS": str(threads)}
+    peak, log = 0.0, folder / "output.txt"
+    with log.open("w") as output:
+        launched = time.time()
+        process = subprocess.Popen(command, env=environment, stdout=output, stderr=subprocess.STDOUT)
         while process.poll() is None:
-            with suppress(OSError, StopIteration):  # a process ended while it was looked at
-                peak = max(peak, tree_memory(process.pid))
+            peak = max(peak, tree_memory(process.pid))
             time.sleep(0.3)
-        took = time.perf_counter() - began
-        result = json.loads(target.read_text())
+    if process.returncode:
+        raise RuntimeError(f"`{' '.join(command)}` failed:\n{log.read_text()[-3000:]}")
+    result = json.loads((folder / "result.json").read_text())
+    first, *steady = result["seconds"]
+    median = statistics.median(steady or [first])
     return {
-        "seconds": statistics.median(result["seconds"][1:]),
-        "start-up": took - sum(result["seconds"]),
+        "seconds": median,
+        "start-up": result["began"] + first - median - launched,
         "PSS GiB": peak,
         "accuracy": result["accuracy"],
     }
@@ -304,8 +282,8 @@ def main() -> None:
     if sys.argv[1:2] == ["--contest"]:
         warnings.filterwarnings("ignore")
         logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
-        name, root, kind, processes, threads, rounds, target = sys.argv[2:]
-        contest(name, root, kind, int(processes), int(threads), int(rounds), target)
+        workload, root, kind, processes, threads, trained, shuffle, folder = sys.argv[2:]
+        contest(workload, root, kind, int(processes), int(threads), int(trained), shuffle == "1", Path(folder))
         return
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", required=True, help="folder with MNIST and FashionMNIST")
@@ -315,9 +293,16 @@ def main() -> None:
     parser.add_argument("--turns", type=int, default=1, help="how often all contestants run, one after the other")
     arguments = parser.parse_args()
     chosen = [c for c in CONTESTANTS if any(part in c for part in arguments.contestants)]
+
+    def run(name: str, contestant: str, rounds: int) -> dict[str, float]:
+        with tempfile.TemporaryDirectory() as folder:
+            threads = CONTESTANTS[contestant][2]
+            command = own_command(contestant, name, arguments.data, threads, rounds, True, Path(folder))
+            return measure(command, threads, Path(folder))
+
     for name in arguments.only:
         rounds = 1 + (arguments.rounds or WORKLOADS[name].rounds)
-        turns = [{c: measure(name, arguments.data, c, rounds) for c in chosen} for _ in range(arguments.turns)]
+        turns = [{c: run(name, c, rounds) for c in chosen} for _ in range(arguments.turns)]
         plain = statistics.median(turn[chosen[0]]["seconds"] for turn in turns)
         for contestant in chosen:
             figures = {k: statistics.median(t[contestant][k] for t in turns) for k in turns[0][contestant]}
