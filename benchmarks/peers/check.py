@@ -1,0 +1,38 @@
+"""Whether all contestants do the same work: weights after a few rounds with a fixed order of batches."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+from numpy.typing import NDArray
+
+Weights = NDArray[np.float32]
+
+#: Largest difference, as a part of how far the weights have moved.
+TOLERANCE = 1e-4
+
+
+def difference(weights: Weights, reference: Weights, initial: Weights) -> float:
+    """Distance of two results, as a part of the distance that the reference has come from the initial weights.
+
+    Example:
+        >>> difference(np.float32([3, 3]), np.float32([3, 4]), np.float32([0, 0]))
+        0.2
+    """
+    exact = [w.astype(np.float64) for w in (weights, reference, initial)]
+    return float(np.linalg.norm(exact[0] - exact[1]) / np.linalg.norm(exact[1] - exact[2]))
+
+
+def compare(found: Mapping[str, Weights], initial: Weights) -> dict[str, float]:
+    """Difference of each contestant from the first.
+
+    Raises:
+        RuntimeError: If one is larger than `TOLERANCE`: then contestants do different work, and times mean nothing.
+    """
+    reference = next(iter(found.values()))
+    differences = {name: difference(weights, reference, initial) for name, weights in found.items()}
+    wrong = {name: value for name, value in differences.items() if not value <= TOLERANCE}
+    if wrong:
+        raise RuntimeError(f"weights differ by more than {TOLERANCE:g} of their way: {wrong}")
+    return differences
