@@ -22,11 +22,13 @@ import tempfile
 import time
 import warnings
 from contextlib import suppress
+from dataclasses import asdict, dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
 import lightning.pytorch as pl
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch import multiprocessing as mp
@@ -48,8 +50,25 @@ from flightning.datamodules.partitioners import Dirichlet, Similarity
 from flightning.strategies.assignment import assign
 
 
-def make_data(name: str, root: str, shuffle: bool = True) -> FederatedDataModule:
-    """The clients of a workload, set up."""
+@dataclass(frozen=True)
+class Setting:
+    """How a workload is run.
+
+    Args:
+        threads: Threads of each process.
+        rounds: Rounds to train.
+        shuffle: Whether every local pass is in new random order.
+        share: Part of its samples that each client keeps.
+    """
+
+    threads: int
+    rounds: int
+    shuffle: bool = True
+    share: float = 1.0
+
+
+def make_data(name: str, root: str, shuffle: bool = True, share: float = 1.0) -> FederatedDataModule:
+    """The clients of a workload, set up; each keeps a part of its samples."""
     work = WORKLOADS[name]
     options: dict[str, Any] = {"root": root, "batch_size": work.batch_size, "seed": 0, "shuffle": shuffle}
     data: FederatedDataModule
@@ -60,6 +79,8 @@ def make_data(name: str, root: str, shuffle: bool = True) -> FederatedDataModule
         data = MNIST(num_clients=number, partition=Similarity(similarity), **options)
     data.prepare_data()
     data.setup("fit")
+    data.parts = [part[: max(1, round(share * len(part)))] for part in data.parts]
+    data.sizes = np.array([len(part) for part in data.parts])
     return data
 
 
@@ -207,29 +228,25 @@ CONTESTANTS = {
 }
 
 
-def contest(
-    name: str, root: str, kind: str, processes: int, threads: int, rounds: int, shuffle: bool, folder: Path
-) -> None:
+def contest(name: str, root: str, kind: str, processes: int, setting: Setting, folder: Path) -> None:
     """Run one contestant and write what it took."""
-    torch.set_num_threads(threads)
-    work, data = WORKLOADS[name], make_data(name, root, shuffle)
+    torch.set_num_threads(setting.threads)
+    work, data = WORKLOADS[name], make_data(name, root, setting.shuffle, setting.share)
     if kind == "handwritten":
-        clock, net = handwritten(work, data, rounds, processes)
+        clock, net = handwritten(work, data, setting.rounds, processes)
     else:
-        clock, net = flightning(work, data, rounds, processes, kind)
+        clock, net = flightning(work, data, setting.rounds, processes, kind)
         if int(os.environ.get("LOCAL_RANK", "0")):
             return
         data.evaluation_shard = (0, 1)
     write_result(folder, clock, net, read_test(data))
 
 
-def own_command(
-    contestant: str, name: str, root: str, threads: int, rounds: int, shuffle: bool, folder: Path
-) -> list[str]:
+def own_command(contestant: str, name: str, root: str, setting: Setting, folder: Path) -> list[str]:
     """How to start a contestant of `CONTESTANTS`, which leaves its result in a folder."""
     kind, processes, _ = CONTESTANTS[contestant]
-    options = [name, root, kind, processes, threads, rounds, int(shuffle), folder]
-    return [sys.executable, "-m", "benchmarks.workloads", "--contest", *map(str, options)]
+    options = [name, root, kind, str(processes), json.dumps(asdict(setting)), str(folder)]
+    return [sys.executable, "-m", "benchmarks.workloads", "--contest", *options]
 
 
 def tree_memory(pid: int) -> float:
@@ -246,7 +263,8 @@ def tree_memory(pid: int) -> float:
 def measure(command: list[str], threads: int, folder: Path) -> dict[str, float]:
     """Run a contestant: median seconds per round after the first, start-up, peak memory of its processes, accuracy.
 
-    Start-up is all that comes before a steady state: the time until the first round has ended, less a steady round.
+    Start-up is all that comes before a steady state: the time until the first round begins, and what that round takes
+    longer than a steady one.
 
     Args:
         command: Starts the contestant, which calls `write_result` for `folder`.
@@ -271,7 +289,7 @@ def measure(command: list[str], threads: int, folder: Path) -> dict[str, float]:
     median = statistics.median(steady or [first])
     return {
         "seconds": median,
-        "start-up": result["began"] + first - median - launched,
+        "start-up": result["began"] - launched + max(0.0, first - median),
         "PSS GiB": peak,
         "accuracy": result["accuracy"],
     }
@@ -282,8 +300,8 @@ def main() -> None:
     if sys.argv[1:2] == ["--contest"]:
         warnings.filterwarnings("ignore")
         logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
-        workload, root, kind, processes, threads, trained, shuffle, folder = sys.argv[2:]
-        contest(workload, root, kind, int(processes), int(threads), int(trained), shuffle == "1", Path(folder))
+        workload, root, kind, processes, setting, folder = sys.argv[2:]
+        contest(workload, root, kind, int(processes), Setting(**json.loads(setting)), Path(folder))
         return
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", required=True, help="folder with MNIST and FashionMNIST")
@@ -296,9 +314,9 @@ def main() -> None:
 
     def run(name: str, contestant: str, rounds: int) -> dict[str, float]:
         with tempfile.TemporaryDirectory() as folder:
-            threads = CONTESTANTS[contestant][2]
-            command = own_command(contestant, name, arguments.data, threads, rounds, True, Path(folder))
-            return measure(command, threads, Path(folder))
+            setting = Setting(CONTESTANTS[contestant][2], rounds)
+            command = own_command(contestant, name, arguments.data, setting, Path(folder))
+            return measure(command, setting.threads, Path(folder))
 
     for name in arguments.only:
         rounds = 1 + (arguments.rounds or WORKLOADS[name].rounds)

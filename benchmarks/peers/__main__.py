@@ -23,9 +23,8 @@ import torch
 from benchmarks.peers import check, table
 from benchmarks.peers.environments import FOLDER, PEERS, interpreter
 from benchmarks.peers.export import export
-from benchmarks.peers.task import Task
 from benchmarks.plain import WORKLOADS
-from benchmarks.workloads import CONTESTANTS, measure, own_command
+from benchmarks.workloads import CONTESTANTS, Setting, measure, own_command
 
 LAYOUTS = {"1 process x 2 threads": (1, 2), "2 processes x 1 thread": (2, 1)}
 
@@ -37,15 +36,13 @@ PEER_CONTESTANTS = {
 ALL = {**CONTESTANTS, **PEER_CONTESTANTS}
 
 
-def peer_command(
-    contestant: str, peers: Path, task: Path, threads: int, rounds: int, shuffle: bool, folder: Path
-) -> list[str]:
+def peer_command(contestant: str, peers: Path, task: Path, setting: Setting, folder: Path) -> list[str]:
     """How to start a contestant of `PEER_CONTESTANTS`; pfl's processes are those of `torchrun`."""
     peer, processes, _ = PEER_CONTESTANTS[contestant]
     python = [str(interpreter(peers, peer))]
     if peer == "pfl" and processes > 1:
         python += ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
-    options = [peer, task, processes, threads, rounds, int(shuffle), folder]
+    options = [peer, task, processes, setting.threads, setting.rounds, int(setting.shuffle), folder]
     return [*python, "-m", "benchmarks.peers.contestant", *map(str, options)]
 
 
@@ -57,36 +54,38 @@ class Contest:
         data: Folder of the data.
         peers: Folder of the environments.
         path: Where to write its task.
-        rounds: Rounds to train.
     """
 
-    def __init__(self, name: str, data: str, peers: Path, path: Path, rounds: int) -> None:
-        self.name, self.data, self.peers, self.path, self.rounds = name, data, peers, path, rounds
-        export(name, data, rounds).save(path)
+    def __init__(self, name: str, data: str, peers: Path, path: Path) -> None:
+        self.name, self.data, self.peers, self.path = name, data, peers, path
 
-    def run(self, contestant: str, shuffle: bool, threads: int, folder: Path) -> dict[str, float]:
+    def run(self, contestant: str, setting: Setting, folder: Path) -> dict[str, float]:
         """Let a contestant train, and return what it took."""
         if contestant in CONTESTANTS:
-            command = own_command(contestant, self.name, self.data, threads, self.rounds, shuffle, folder)
+            command = own_command(contestant, self.name, self.data, setting, folder)
         else:
-            command = peer_command(contestant, self.peers, self.path, threads, self.rounds, shuffle, folder)
-        return measure(command, threads, folder)
+            command = peer_command(contestant, self.peers, self.path, setting, folder)
+        return measure(command, setting.threads, folder)
 
-    def check(self, contestants: Sequence[str]) -> None:
-        """Print how far apart the weights are after all rounds with a fixed order of batches."""
+    def check(self, contestants: Sequence[str], rounds: int) -> None:
+        """Print how far apart the weights are after some rounds with a fixed order of batches."""
+        setting = Setting(1, rounds, shuffle=False, share=check.SHARES[self.name])
+        task = export(self.name, self.data, rounds, setting.share)
+        task.save(self.path)
         found = {}
         for contestant in contestants:
             with tempfile.TemporaryDirectory() as folder:
-                self.run(contestant, False, 1, Path(folder))
+                self.run(contestant, setting, Path(folder))
                 found[contestant] = np.load(Path(folder) / "weights.npy")
-        for contestant, value in check.compare(found, Task.load(self.path).weights).items():
-            print(f"{self.name}  {contestant:46s} weights after {self.rounds} rounds differ by {value:.1e}", flush=True)
+        for contestant, value in check.compare(found, task.weights).items():
+            print(f"{self.name}  {contestant:46s} weights after {rounds} rounds differ by {value:.1e}", flush=True)
 
-    def measure(self, contestants: Sequence[str], results: Path) -> None:
-        """Add a measurement of each contestant to the results."""
-        for contestant in contestants:
+    def measure(self, contestants: Sequence[str], rounds: int, turns: int, results: Path) -> None:
+        """Add measurements of each contestant to the results, turn after turn."""
+        export(self.name, self.data, rounds).save(self.path)
+        for contestant in [*contestants] * turns:
             with tempfile.TemporaryDirectory() as folder:
-                figures = self.run(contestant, True, ALL[contestant][2], Path(folder))
+                figures = self.run(contestant, Setting(ALL[contestant][2], rounds), Path(folder))
             table.append(results, {"workload": self.name, "contestant": contestant, **figures})
             shown = "  ".join(f"{key} {value:.3f}" for key, value in figures.items())
             print(f"{self.name}  {contestant:46s} {shown}", flush=True)
@@ -114,13 +113,12 @@ def main() -> None:
         results.write_text("")
     with tempfile.TemporaryDirectory() as folder:
         for name in arguments.only:
-            where = (name, arguments.data, arguments.peers, Path(folder) / f"{name}.npz")
+            contest = Contest(name, arguments.data, arguments.peers, Path(folder) / f"{name}.npz")
             if "check" in arguments.steps:
-                Contest(*where, arguments.check_rounds).check(chosen)
+                contest.check(chosen, arguments.check_rounds)
             if "measure" in arguments.steps:
-                contest = Contest(*where, 1 + (arguments.rounds or WORKLOADS[name].rounds))
-                for _ in range(arguments.turns):
-                    contest.measure(chosen, results)
+                rounds = 1 + (arguments.rounds or WORKLOADS[name].rounds)
+                contest.measure(chosen, rounds, arguments.turns, results)
     if arguments.steps != ["check"]:
         text = table.markdown(table.read_records(results))
         print(text)

@@ -33,6 +33,6 @@ def make_task(name: str, data: FederatedDataModule, rounds: int) -> Task:
     )
 
 
-def export(name: str, root: str, rounds: int) -> Task:
-    """The task of a workload whose data lies below `root`."""
-    return make_task(name, make_data(name, root), rounds)
+def export(name: str, root: str, rounds: int, share: float = 1.0) -> Task:
+    """The task of a workload whose data lies below `root`; each client keeps a part of its samples."""
+    return make_task(name, make_data(name, root, share=share), rounds)

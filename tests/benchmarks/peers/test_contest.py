@@ -9,7 +9,7 @@ from benchmarks.peers.check import compare
 from benchmarks.peers.environments import FOLDER, PEERS, interpreter
 from benchmarks.peers.task import Task
 from benchmarks.plain import WORKLOADS, initial_weights, load_flat, train
-from benchmarks.workloads import measure
+from benchmarks.workloads import Setting, measure
 
 
 def test_every_peer_and_every_loop_runs_in_one_and_in_two_processes():
@@ -21,14 +21,16 @@ def test_every_peer_and_every_loop_runs_in_one_and_in_two_processes():
 
 
 def test_a_peer_runs_in_its_own_environment(tmp_path):
-    command = peer_command("FedLab 1.3.0, 2 processes x 1 thread", Path("peers"), Path("C.npz"), 1, 3, False, tmp_path)
+    command = peer_command(
+        "FedLab 1.3.0, 2 processes x 1 thread", Path("peers"), Path("C.npz"), Setting(1, 3, False), tmp_path
+    )
     assert command[0] == "peers/fedlab/bin/python"
     assert command[-7:] == ["fedlab", "C.npz", "2", "1", "3", "0", str(tmp_path)]
 
 
 def test_processes_of_pfl_are_started_by_torchrun(tmp_path):
     one, two = (
-        peer_command(f"pfl 0.6.0, {layout}", Path("peers"), Path("C.npz"), 1, 3, True, tmp_path)
+        peer_command(f"pfl 0.6.0, {layout}", Path("peers"), Path("C.npz"), Setting(1, 3), tmp_path)
         for layout in ("1 process x 2 threads", "2 processes x 1 thread")
     )
     assert "torch.distributed.run" not in one
@@ -73,6 +75,6 @@ def test_a_peer_trains_what_it_is_given(contestant, tmp_path):
         pytest.skip(f"no environment below `{peers}`: python -m benchmarks.peers.environments, or FLIGHTNING_PEERS")
     task = small_task()
     task.save(tmp_path / "C.npz")
-    measure(peer_command(contestant, peers, tmp_path / "C.npz", 1, 2, False, tmp_path), 1, tmp_path)
+    measure(peer_command(contestant, peers, tmp_path / "C.npz", Setting(1, 2, False), tmp_path), 1, tmp_path)
     found = {"by hand": by_hand(task), contestant: np.load(tmp_path / "weights.npy")}
     assert compare(found, task.weights)[contestant] < 1e-5
