@@ -1,5 +1,6 @@
 """`python -m flightning`."""
 
+import os
 import sys
 from collections.abc import Sequence
 
@@ -17,6 +18,17 @@ def main(args: Sequence[str] | None = None) -> int:
     Returns:
         Exit code.
     """
+    try:
+        try:
+            return _run(args)
+        finally:
+            sys.stdout.flush()
+    except BrokenPipeError:  # the reader, such as `head`, has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+
+
+def _run(args: Sequence[str] | None) -> int:
     code = run_verb(sys.argv[1:] if args is None else args)
     if code is not None:
         return code

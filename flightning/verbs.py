@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import sys
 from collections.abc import Sequence
 from importlib import import_module
 
@@ -29,10 +27,4 @@ def run_verb(argv: Sequence[str]) -> int | None:
     """
     if not argv or argv[0] not in VERBS:
         return None
-    try:
-        code = int(import_module(VERBS[argv[0]]).run(list(argv[1:])))
-        sys.stdout.flush()
-    except BrokenPipeError:  # the reader, such as `head`, has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 1
-    return code
+    return int(import_module(VERBS[argv[0]]).run(list(argv[1:])))

@@ -1,5 +1,6 @@
 """The wheel, installed apart from the sources and used from anywhere."""
 
+import os
 import shutil
 import subprocess
 import sys
@@ -76,3 +77,15 @@ def test_the_installed_package_runs_the_quickstart_from_anywhere(site, tmp_path)
 def test_version(tmp_path):
     done = call("--version", cwd=tmp_path)
     assert done.stdout.startswith("flightning ")
+
+
+@pytest.mark.parametrize("verb", ["report", "compare", "partition"])
+def test_a_reader_that_leaves_early_is_no_error(verb):
+    # as `flightning report --help | head -1`: whoever reads has closed the pipe
+    read, write = os.pipe()
+    os.close(read)
+    done = subprocess.run(
+        [sys.executable, "-m", "flightning", verb, "--help"], stdout=write, stderr=subprocess.PIPE, check=False
+    )
+    os.close(write)
+    assert (done.returncode, done.stderr) == (1, b"")
