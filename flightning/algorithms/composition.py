@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+
 from lightning.pytorch import LightningModule
 
 from flightning.errors import CompositionError
@@ -17,7 +19,7 @@ ATTRIBUTES = (
 
 
 def check_bases(cls: type, root: type) -> None:
-    """Refuse bases in the wrong order, and mixins that want the same power.
+    """Refuse bases in the wrong order, and mixins that want the same power or the same argument.
 
     Args:
         cls: The new class.
@@ -26,6 +28,7 @@ def check_bases(cls: type, root: type) -> None:
     _check_order(cls, root)
     _check_ownership(cls, root)
     _check_aggregation_order(cls, root)
+    _check_arguments(cls, root)
 
 
 def check_names(module: LightningModule, root: type) -> None:
@@ -90,6 +93,26 @@ def _check_aggregation_order(cls: type, root: type) -> None:
                     f"`{cls.__name__}` puts `{given.__name__}` before `{owner.__name__}`, which alone knows how to "
                     f"turn its uploads into weights: write `{owner.__name__}` first."
                 )
+
+
+def _check_arguments(cls: type, root: type) -> None:
+    """Refuse an argument of two mixins unless a class in front of both takes it, which says that they share it."""
+    first: dict[str, type] = {}
+    for mixin in _mixins(cls, root):
+        for name in _own_arguments(mixin):
+            taker = first.setdefault(name, mixin)
+            if not issubclass(taker, mixin):
+                raise CompositionError(
+                    f"`{cls.__name__}` combines `{taker.__name__}` and `{mixin.__name__}`, which both have an argument "
+                    f"`{name}`: one value would serve both. If that is meant, let `{cls.__name__}` take it, `def "
+                    f"__init__(self, {name}, **kwargs): super().__init__({name}={name}, **kwargs)`; otherwise keep one "
+                    "of them, or give the argument of your own mixin another name."
+                )
+
+
+def _own_arguments(mixin: type) -> list[str]:
+    given = inspect.signature(vars(mixin)["__init__"]).parameters if "__init__" in vars(mixin) else {}
+    return [name for name, p in list(given.items())[1:] if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
 
 
 def merged_reductions(cls: type, root: type) -> dict[str, str]:

@@ -74,6 +74,30 @@ def test_a_child_of_an_owner_is_no_rival_of_its_parent():
     assert type("Fine", (Child, BoringModel), {})
 
 
+class Pull(FederatedMixin):
+    def __init__(self, mu=0.5, **kwargs):
+        super().__init__(**kwargs)
+        self.mu = mu
+
+
+def test_one_argument_of_two_mixins_is_refused_unless_the_class_takes_it():
+    with pytest.raises(
+        CompositionError, match="`Both` combines `Pull` and `FedProxMixin`, which both have an argument `mu`: one value"
+    ):
+        type("Both", (Pull, FedProxMixin, BoringModel), {})
+
+    class Shared(Pull, FedProxMixin, BoringModel):
+        def __init__(self, mu, **kwargs):
+            super().__init__(mu=mu, **kwargs)
+
+    assert Shared(mu=0.25).mu == 0.25
+
+
+def test_an_argument_that_a_child_takes_in_place_of_its_parent_is_no_conflict():
+    child = type("Child", (Pull,), {"__init__": lambda self, mu=1.0, **kwargs: Pull.__init__(self, mu, **kwargs)})
+    assert type("Fine", (child, BoringModel), {})().mu == 1.0
+
+
 def test_different_reductions_of_one_upload_are_refused():
     first = type("First", (FederatedMixin,), {"reductions": {"h": "sum"}})
     second = type("Second", (FederatedMixin,), {"reductions": {"h": "mean"}})

@@ -139,8 +139,10 @@ def test_foreign_net_needs_its_own_head():
         make_module(MOON, net=lambda shape, classes: torch.nn.Linear(*shape, classes))
 
 
-def test_composes_with_fedprox():
-    class Both(MOONMixin, FedProxMixin, Classifier): ...
+def test_composes_with_fedprox_where_both_take_one_mu():
+    class Both(MOONMixin, FedProxMixin, Classifier):
+        def __init__(self, mu, **kwargs):
+            super().__init__(mu=mu, **kwargs)
 
     _, rounds = run(Both, 2, mu=0.5)
     assert rounds[1]["round/contrast"] > 0
