@@ -164,12 +164,15 @@ class FedCDMixin(FedCDLocalMixin):
 
     def _pool(self, own: Tensor, counts: Tensor) -> None:
         previous = self.server_state.prototypes.double()
-        if not previous.any():
+        kept = previous if self.unseen == "keep" else torch.zeros_like(previous)
+        pooled, total = fine.pool_prototypes(own, counts, kept), counts.sum(dim=0)
+        new = fine.unset_classes(previous)  # in the first round all of them
+        if new.any():
             generator = torch_generator(self.federated_data.seed, _ALIGN)
-            own, counts = fine.align_prototypes(own, counts, self.alignment, generator)
-        pooled = fine.pool_prototypes(own, counts, previous if self.unseen == "keep" else torch.zeros_like(previous))
+            own, counts = fine.align_prototypes(own[:, new], counts[:, new], self.alignment, generator)
+            pooled[new], total[new] = fine.pool_prototypes(own, counts, kept[new]), counts.sum(dim=0)
         kind = at_least_float32(self.prototypes)
-        self.server_state.prototypes, self.server_state.counts = pooled.to(kind), counts.sum(dim=0).to(kind)
+        self.server_state.prototypes, self.server_state.counts = pooled.to(kind), total.to(kind)
 
     def _pool_rows(self, classifiers: list[Weights], counts: Tensor) -> Weights:
         stacks = {n: torch.stack([c[n] for c in classifiers]).double() for n in classifiers[0]}

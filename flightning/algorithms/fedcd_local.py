@@ -73,13 +73,15 @@ class FedCDLocalMixin(FederatedMixin):
         if not self.uses_prototypes:
             return
         if "prototypes" in download:
-            reference = download["prototypes"]
+            reference = self._start_new_classes(download["prototypes"])
             self._scoring = fine.scoring(reference)
             self._own_counts = self._clusters()[1] if self._counts_at_start else None
             self._rebalance(download)
         else:
-            reference = self._start_from_clusters()
-        present = reference.ne(0).any(dim=-1) if self.unseen == "keep" else torch.ones_like(reference[..., 0]).bool()
+            reference, self._own_counts = self._start_from_clusters(*self._features())
+            self._scoring = fine.scoring(reference, cosine=False)
+        self._known = reference.ne(0).any(dim=-1)
+        present = self._known if self.unseen == "keep" else torch.ones_like(self._known)
         self._present, self._log_weights = present.flatten(), hierarchical_log_weights(present, self.alpha)
         with torch.no_grad():
             self.prototypes.copy_(reference)
@@ -92,13 +94,19 @@ class FedCDLocalMixin(FederatedMixin):
         self._rebalanced = RebalancedSet(download["prototypes"], download["counts"], client.num_samples, draws)
         self._teacher_on_prototypes = self._global_logits(self._rebalanced.points)
 
-    def _start_from_clusters(self) -> Tensor:
-        features, labels = self._features()
+    def _start_from_clusters(self, features: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         generator = torch_generator(self.federated_data.seed, self._training_client.id, _START)
         classes, fill = len(self.prototypes), self.missing_slots == "duplicate"
-        start, self._own_counts = fine.initial_prototypes(features, labels, classes, self.per_class, generator, fill)
-        self._scoring = fine.scoring(start, cosine=False)
-        return start
+        return fine.initial_prototypes(features, labels, classes, self.per_class, generator, fill)
+
+    def _start_new_classes(self, prototypes: Tensor) -> Tensor:
+        """Begin classes that no cohort has had so far as in the first round: from nothing they could not be learned."""
+        new = fine.unset_classes(prototypes)
+        if not new.any():
+            return prototypes
+        features, labels = self._features()
+        own = new[labels]
+        return torch.where(new[:, None, None], self._start_from_clusters(features[own], labels[own])[0], prototypes)
 
     def _features(self) -> tuple[Tensor, Tensor]:
         pairs = list(self.client_features())
@@ -146,7 +154,8 @@ class FedCDLocalMixin(FederatedMixin):
         else:
             owners, importance = torch.cat([owners, extra.owners]), extra.importance(len(z))
             importance, z = importance * self._present[owners], torch.cat([z, extra.points])
-        prototypes = self.prototypes.flatten(0, 1)
+        # the cosine with 0 has no slope; normalising would make one of 1e12
+        prototypes = (self.prototypes * self._known[..., None]).flatten(0, 1)
         return prototype_contrast(z, owners, prototypes, self._log_weights, tau=self.tau, importance=importance)
 
     def _distil(self, z: Tensor, y: Tensor) -> Tensor:

@@ -26,6 +26,7 @@ __all__ = [
     "pool_prototypes",
     "read_out",
     "scoring",
+    "unset_classes",
 ]
 
 #: From fine-grained to class logits: the paper's sum, its mean, or the logarithm of summed probabilities.
@@ -169,6 +170,16 @@ def initial_prototypes(
         prototypes[label] = found.centroids[order].to(prototypes)
         counts[label] = found.counts[order].to(counts)
     return prototypes, counts
+
+
+def unset_classes(prototypes: Tensor) -> Tensor:
+    """Classes (C,) none of whose prototypes (C, M, d) was ever set.
+
+    Example:
+        >>> unset_classes(torch.tensor([[[0.0], [2.0]], [[0.0], [0.0]]]))
+        tensor([False,  True])
+    """
+    return ~prototypes.flatten(1).any(dim=1)
 
 
 def align_prototypes(prototypes: Tensor, counts: Tensor, how: str, generator: torch.Generator) -> tuple[Tensor, Tensor]:

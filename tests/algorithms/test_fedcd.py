@@ -5,10 +5,19 @@ import torch
 from torch.nn import functional as F
 
 from flightning.algorithms import FedAvgMixin, FedCD
+from flightning.algorithms.fine_classifier import RebalancedSet
 from flightning.callbacks import Federation
 from flightning.classifier import ProjectedClassifier
 from flightning.errors import ConfigurationError
 from flightning.functional.losses import decoupled_distillation, hierarchical_prototype_contrast
+from flightning.functional.prototypes import (
+    adaptive_row_weights,
+    align_prototypes,
+    assign,
+    cluster_means,
+    pool_prototypes,
+    unset_classes,
+)
 from tests.classification import BatchNormNet, assert_resumes, make_data, make_module, run
 
 C, M, D = 3, 2, 4
@@ -87,9 +96,17 @@ def test_everything_off_is_fedavg_bit_for_bit():
     assert rounds[-1]["round/extra_bytes_up"] == rounds[-1]["round/extra_bytes_down"] == 0
 
 
-def test_losses_match_their_equations():
+def contrast(x, label, cluster, prototypes, present, alpha=0.2, tau=0.7):
+    label, cluster = torch.tensor([label]), torch.tensor([cluster])
+    options = {"alpha": alpha, "tau": tau, "present": present}
+    return hierarchical_prototype_contrast(x[None], label, cluster, prototypes, **options)
+
+
+@pytest.mark.parametrize(("kind", "temperature"), [("decoupled", 1.0), ("decoupled", 2.0), ("plain", 2.0)])
+def test_losses_match_their_equations(kind, temperature):
     # a step of the last round: everything recomputed sample by sample
-    module, _ = probe(rounds=3, alpha=0.2, tau=0.7, xi=1.5, lambda_=0.3, gamma=0.6)
+    options = {"alpha": 0.2, "tau": 0.7, "xi": 1.5, "lambda_": 0.3, "gamma": 0.6}
+    module, _ = probe(rounds=3, distillation=kind, temperature=temperature, **options)
     step = [s for s in module.steps if s["round"] == 2][-1]
     z, y, own, rows = step["z"], step["y"], step["prototypes"], step["rows"]
     points, counts = step["download"]["prototypes"], step["download"]["counts"]
@@ -99,17 +116,31 @@ def test_losses_match_their_equations():
     samples = [(z[i], int(y[i]), None, step["num_samples"] / len(z)) for i in range(len(z))]
     samples += [(points[c, m], c, m, counts[c, m]) for c in range(C) for m in range(M)]
     for x, c, m, importance in samples:
-        t = F.cosine_similarity(x[None], points[c]).argmax() if m is None else torch.tensor(m)
-        contrast = hierarchical_prototype_contrast(
-            x[None], torch.tensor([c]), t[None], own, alpha=0.2, tau=0.7, present=points.ne(0).any(-1)
-        )
-        hpc += importance / total * contrast
-        student, teacher = ((x @ w.T).view(C, M).sum(1)[None] for w in (rows, module.teacher))
-        gid += importance / total * decoupled_distillation(student, teacher, torch.tensor([c]), 1.5)[0]
-        dcl += importance / total * F.cross_entropy(student, torch.tensor([c]))
+        t = int(F.cosine_similarity(x[None], points[c]).argmax()) if m is None else m
+        hpc += importance / total * contrast(x, c, t, own, points.ne(0).any(-1))
+        logits, teacher = ((x @ w.T).view(C, M).sum(1)[None] for w in (rows, module.teacher))
+        dcl += importance / total * F.cross_entropy(logits, torch.tensor([c]))
+        student, teacher = logits / temperature, teacher / temperature
+        if kind == "plain":
+            divergence = (teacher.softmax(1) * (teacher.log_softmax(1) - student.log_softmax(1))).sum()
+        else:
+            divergence = decoupled_distillation(student, teacher, torch.tensor([c]), 1.5)[0]
+        gid += importance / total * temperature**2 * divergence
     assert step["task"] == pytest.approx(float(mu * dcl), rel=1e-4)
     assert step["terms"]["hpc"] == pytest.approx(float((1 - mu) * hpc), rel=1e-4)
     assert step["terms"]["gid"] == pytest.approx(float(0.3 * gid), rel=1e-3, abs=1e-7)
+
+
+def test_the_first_round_contrasts_samples_with_their_cluster():
+    # no global prototypes yet: samples alone, each with the k-means cluster that is nearest; absent classes are masked
+    module, _ = probe(rounds=1, mu=0.25, alpha=0.2, tau=0.7)
+    step = module.steps[0]
+    own, losses = step["prototypes"], []
+    for x, c in zip(step["z"], step["y"].tolist(), strict=True):
+        distances = (own[c] - x).norm(dim=1).where(own[c].ne(0).any(1), torch.tensor(math.inf))
+        losses.append(contrast(x, c, int(distances.argmin()), own, own.ne(0).any(-1)))
+    assert not own.ne(0).any(-1).all()
+    assert step["terms"]["hpc"] == pytest.approx(0.75 * float(torch.stack(losses).mean()), rel=1e-4)
 
 
 def test_batch_prototypes_go_through_the_global_classifier():
@@ -164,6 +195,113 @@ def test_server_pools_prototypes_by_samples():
     torch.testing.assert_close(module.server_state.prototypes[seen], expected[seen])
     assert torch.equal(module.server_state.counts, counts.sum(0))
     assert counts.sum() == 36  # every sample of the three clients is in one fine class
+
+
+ROWS = "net.head.fine.weight"
+
+
+class Server(FedCD):
+    """Keep what the last aggregation saw."""
+
+    def aggregate(self, uploads):
+        self.before = self.server_state.prototypes.double()
+        self.sent = [torch.stack(list(uploads[n].values())).double() for n in ("prototypes", "counts")]
+        self.rows = torch.stack([w[ROWS] for w in uploads["weights.classifier"].values()]).double()
+        super().aggregate(uploads)
+
+
+@pytest.mark.parametrize("rounds", [1, 2])
+def test_the_server_matches_first_clusters_then_pools_prototypes_then_rows(rounds):
+    module, _ = run(Server, rounds, M=3, projection=D, federation=Federation(local_epochs=30))
+    own, counts = module.sent
+    if rounds == 1:
+        own, counts = align_prototypes(own, counts, "hungarian", torch.Generator())
+        assert not torch.equal(own, module.sent[0])
+    pooled = pool_prototypes(own, counts, module.before)
+    torch.testing.assert_close(module.server_state.prototypes, pooled.float())
+    share = adaptive_row_weights(module.rows, pooled.flatten(0, 1))
+    assert (share - 1 / 3).abs().max() > 1e-3  # what old prototypes, or none, would not give
+    torch.testing.assert_close(module.global_weights[ROWS], torch.einsum("kj,kjd->jd", share, module.rows).float())
+
+
+@pytest.mark.parametrize("unseen", ["keep", "zero"])
+def test_prototypes_of_a_class_that_the_cohort_lacks(unseen):
+    # one client per round, and every client lacks one class
+    federation = Federation(local_epochs=1, participation=1)
+    module, _ = run(Server, 4, M=M, projection=D, federation=federation, unseen=unseen)
+    absent = module.sent[1].sum(dim=(0, 2)) == 0
+    assert absent.sum() == 1
+    assert module.before[absent].any()
+    expected = module.before.float() if unseen == "keep" else torch.zeros_like(module.server_state.prototypes)
+    assert torch.equal(module.server_state.prototypes[absent], expected[absent])
+
+
+@pytest.mark.parametrize("alignment", ["hungarian", "kmeans"])
+def test_a_class_that_the_first_cohort_lacks_begins_when_somebody_has_it(alignment):
+    # one client per round: whoever comes first lacks a class
+    unset = []
+    for rounds in (1, 4):
+        federation = Federation(local_epochs=1, participation=1)
+        module, _ = run(FedCD, rounds, M=M, projection=D, federation=federation, alignment=alignment)
+        unset.append(int(unset_classes(module.server_state.prototypes).sum()))
+    assert unset == [1, 0]
+
+
+def test_prototypes_at_zero_are_not_thrown_far_away():
+    # the slope of x / |x| at 0 is 1 / 0: unseen prototypes are 0 and not masked
+    federation = Federation(local_epochs=1, participation=1)
+    module, _ = run(Probe, 4, M=M, projection=D, federation=federation, unseen="zero", mu=0.5)
+    assert all(u["prototypes"].abs().max() < 10 for u in module.uploads)
+
+
+class Counted(FedCD):
+    """Count the fine classes of a client before and after its local steps."""
+
+    def on_client_start(self, download):
+        super().on_client_start(download)
+        self.points = download.get("prototypes")
+        self.counted = {"start": self.count()}
+
+    def on_client_end(self):
+        upload = super().on_client_end()
+        self.counted |= {"end": self.count()}
+        if self.points is not None:
+            self.found = [*getattr(self, "found", []), (upload["counts"], self.counted)]
+        return upload
+
+    def count(self):
+        if self.points is None:
+            return None
+        z, y = self._features()
+        return cluster_means(z, y, assign(z, y, self.points), self.points.shape)[1]
+
+
+@pytest.mark.parametrize("when", ["start", "end"])
+def test_counts_are_taken_when_they_should_be(when):
+    module, _ = run(Counted, 3, M=M, projection=D, counts_at=when, federation=Federation(local_epochs=10))
+    assert any(not torch.equal(c["start"], c["end"]) for _, c in module.found)
+    assert all(torch.equal(counts, c[when]) for counts, c in module.found)
+
+
+@pytest.mark.parametrize(("slots", "counts"), [("mask", [1, 0]), ("duplicate", [1, 1])])
+def test_a_class_with_fewer_samples_than_prototypes(slots, counts):
+    module, _ = run(Server, 1, data=make_data(per_class=1, batch_size=2), M=M, projection=D, missing_slots=slots)
+    own, numbers = module.sent
+    assert numbers[0, 0].tolist() == counts  # client 0 has one sample of class 0
+    assert torch.equal(own[0, 0, 1], own[0, 0, 0] if slots == "duplicate" else torch.zeros(D).double())
+
+
+def test_prototypes_drawn_like_samples_come_as_often_as_one():
+    counts = torch.tensor([[3.0, 1.0], [0.0, 4.0]])
+    data = RebalancedSet(torch.ones(2, 2, D), counts, num_samples=20, generator=torch.Generator().manual_seed(0))
+    drawn = torch.zeros(4)
+    for _ in range(2000):
+        data.weigh(batch_size=5)
+        assert float(data.share + data.weights.sum()) == pytest.approx(1)
+        assert data.importance(5).sum().item() == pytest.approx(1)
+        drawn += data.weights > 0
+    # each with probability 5 / 20; that without samples weighs nothing
+    assert (drawn / 2000).tolist() == pytest.approx([0.25, 0.25, 0, 0.25], abs=0.04)
 
 
 def test_counts_of_an_absent_class_are_zero():
