@@ -6,7 +6,7 @@ Algorithm 1. https://arxiv.org/abs/2106.05001
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, cast
 
@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from flightning.algorithms.base import FederatedMixin
 from flightning.errors import ConfigurationError
+from flightning.functional.aggregation import num_bytes
 from flightning.functional.gaussians import ClassStatistics, class_statistics, pool_statistics, sample_features
 from flightning.functional.layers import truncated_input
 from flightning.functional.seeding import resolve_seed, torch_generator
@@ -73,8 +74,9 @@ class CCVR(Callback):
         module = cast(FederatedMixin, pl_module)
         module.load_global_weights()
         before = _accuracy(trainer, module)
-        bytes_up = self.calibrate(trainer, module)
-        metrics = {"ccvr/bytes_up": float(bytes_up), "round": float(trainer.current_epoch)}
+        bytes_up, bytes_down = self.calibrate(trainer, module)
+        metrics = {"ccvr/bytes_up": float(bytes_up), "ccvr/bytes_down": float(bytes_down)}
+        metrics["round"] = float(trainer.current_epoch)
         if before is not None:
             metrics |= {"ccvr/accuracy_before": before, "ccvr/accuracy": cast(float, _accuracy(trainer, module))}
             if trainer.is_global_zero:
@@ -84,7 +86,7 @@ class CCVR(Callback):
             logger.save()
         folder = next((c.dirpath for c in trainer.checkpoint_callbacks if isinstance(c, ModelCheckpoint)), None)
         if folder is not None:
-            trainer.save_checkpoint(Path(folder) / "ccvr.ckpt")
+            trainer.save_checkpoint(Path(folder) / "ccvr.ckpt", weights_only=False)
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Calibrate a finished checkpoint."""
@@ -98,21 +100,28 @@ class CCVR(Callback):
 
     # --- how ----------------------------------------------------------------------------------------------------
 
-    def calibrate(self, trainer: Trainer, module: FederatedMixin) -> int:
+    def calibrate(self, trainer: Trainer, module: FederatedMixin) -> tuple[int, int]:
         """Retrain the classifier of the live weights.
 
         Returns:
-            Bytes that the clients send: count, mean and half of a symmetric covariance per class, in single precision.
+            Bytes that the clients send (count, mean and half of a symmetric covariance per class, in single precision)
+            and receive (the new classifier).
+
+        Raises:
+            ConfigurationError: If there is no global classifier, or no class with two samples.
         """
         head, data = _classifier(module), trainer.datamodule  # type: ignore[attr-defined]
         classes, clients = int(data.num_classes), [k for k, size in enumerate(data.sizes) if size > 0]
         statistics = (class_statistics(_features(trainer, module, client), classes) for client in clients)
-        self._retrain(head, pool_statistics(statistics))
+        pooled = pool_statistics(statistics)
+        if not (pooled.counts >= 2).any():
+            raise ConfigurationError("no class has two training samples, so `CCVR` knows no covariance: remove it.")
+        self._retrain(head, pooled)
         name, live = module.feature_layer, module.live_weights()
         known = [n for n in live if n.startswith(f"{name}.") and n in module.global_weights]
         module.set_global_weights({n: live[n].detach() for n in known})
         d = head.in_features
-        return 4 * len(clients) * classes * (1 + d + d * (d + 1) // 2)
+        return 4 * len(clients) * classes * (1 + d + d * (d + 1) // 2), len(clients) * num_bytes(head.state_dict())
 
     def _retrain(self, head: nn.Linear, statistics: ClassStatistics) -> None:
         generator = torch_generator(self.seed, _CCVR)
@@ -151,25 +160,27 @@ def _classifier(module: Any) -> nn.Linear:
     return head
 
 
+def _pairs(trainer: Trainer, module: FederatedMixin, batches: Iterable[Any]) -> Iterator[tuple[Tensor, Tensor]]:
+    """Inputs and labels in the precision and on the device of the module, which is in evaluation mode meanwhile."""
+    mode = module.training
+    module.eval()
+    for batch in batches:
+        yield module.split_batch(trainer.strategy.batch_to_device(trainer.precision_plugin.convert_input(batch)))
+    module.train(mode)
+
+
 @torch.no_grad()
 def _features(trainer: Trainer, module: FederatedMixin, client: int) -> Iterator[tuple[Tensor, Tensor]]:
-    """Features and labels of a client under the live weights, in evaluation mode."""
-    mode, prefix = module.training, module.forward_root_prefix
-    module.eval()
-    for batch in trainer.datamodule.client_batches(client):  # type: ignore[attr-defined]
-        inputs, labels = module.split_batch(trainer.strategy.batch_to_device(batch))
-        yield truncated_input(module.forward_root, module.feature_layer[len(prefix) :], inputs), labels
-    module.train(mode)
+    """Features and labels of a client under the live weights."""
+    layer = module.feature_layer[len(module.forward_root_prefix) :]
+    batches = trainer.datamodule.client_batches(client)  # type: ignore[attr-defined]
+    for inputs, labels in _pairs(trainer, module, batches):
+        yield truncated_input(module.forward_root, layer, inputs), labels
 
 
 @torch.no_grad()
 def _accuracy(trainer: Trainer, module: FederatedMixin) -> float | None:
     """Accuracy of the live weights on the validation samples; ``None`` without any."""
-    mode, hits, count = module.training, 0, 0
-    module.eval()
-    for batch in trainer.datamodule.val_dataloader():  # type: ignore[attr-defined]
-        inputs, labels = module.split_batch(trainer.strategy.batch_to_device(batch))
-        hits += int((module(inputs).argmax(dim=1) == labels).sum())
-        count += len(labels)
-    module.train(mode)
-    return hits / count if count else None
+    batches = trainer.datamodule.val_dataloader()  # type: ignore[attr-defined]
+    hits = [module(inputs).argmax(dim=1) == labels for inputs, labels in _pairs(trainer, module, batches)]
+    return float(torch.cat(hits).double().mean()) if hits else None

@@ -32,8 +32,14 @@ def test_accuracy_before_and_after_are_logged_with_the_last_round():
     hits = sum((module.eval()(x).argmax(1) == y).sum().item() for x, y in batches)
     assert with_ccvr[1]["ccvr/accuracy"] == pytest.approx(hits / 12)
     assert "ccvr/accuracy" not in with_ccvr[0]
-    # 3 clients x 3 classes x (1 + 5 + 15) numbers of 4 bytes
-    assert with_ccvr[1]["ccvr/bytes_up"] == 3 * 3 * 21 * 4
+
+
+def test_bytes_are_statistics_up_and_the_classifier_down_once():
+    # 3 clients, 3 classes, 5 features: 1 + 5 + 15 numbers per class up, 5 * 3 weights and 3 biases down
+    _, rounds = run(FedAvg, 2, callbacks=[CCVR()])
+    assert "ccvr/bytes_up" not in rounds[0]
+    assert rounds[1]["ccvr/bytes_up"] == 3 * 3 * 21 * 4
+    assert rounds[1]["ccvr/bytes_down"] == 3 * (5 * 3 + 3) * 4
 
 
 def test_classes_that_the_classifier_had_forgotten_come_back():
@@ -95,6 +101,32 @@ def test_a_client_without_a_class_and_a_class_nobody_has():
     data = make_data(classes=((0,), (1,)), num_classes=3)
     _, rounds = run(FedAvg, 1, data=data, callbacks=[CCVR()])
     assert math.isfinite(rounds[0]["ccvr/accuracy"])
+
+
+def test_no_class_with_two_samples_is_refused():
+    with pytest.raises(ConfigurationError, match="no class has two training samples"):
+        run(FedAvg, 1, data=make_data(classes=((0,), (1,)), per_class=1), callbacks=[CCVR()])
+
+
+def test_double_precision():
+    module = make_module(FedAvg)
+    trainer = make_trainer(1, Federation(local_steps=1), [CCVR()], precision="64-true")
+    trainer.fit(module, datamodule=make_data())
+    assert module.net.head.weight.dtype == torch.float64
+    assert math.isfinite(trainer.logged_metrics.get("ccvr/accuracy", 0.0))
+
+
+def test_one_client_is_calibrated_by_its_own_statistics(monkeypatch):
+    from flightning.callbacks import ccvr
+
+    seen = []
+    pool = ccvr.pool_statistics
+    monkeypatch.setattr(ccvr, "pool_statistics", lambda clients: seen.append(pool(clients)) or seen[-1])
+    module, _ = run(FedAvg, 1, data=make_data(classes=((0, 1, 2),)), callbacks=[CCVR(epochs=0)])
+    inputs, labels = (torch.cat(parts) for parts in zip(*module.trainer.datamodule.client_batches(0), strict=True))
+    features = module.eval().net.features(inputs).double()
+    for label in range(3):
+        torch.testing.assert_close(seen[0].covariances[label], torch.cov(features[labels == label].detach().T))
 
 
 def test_personal_weights_are_refused():
