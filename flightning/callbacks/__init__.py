@@ -3,7 +3,7 @@
 from flightning.callbacks.ccvr import CCVR
 from flightning.callbacks.client_evaluation import ClientEvaluation
 from flightning.callbacks.drift import Drift
-from flightning.callbacks.extra_metrics import ExtraMetrics
+from flightning.callbacks.extra_metrics import ExtraMetrics, LongTailAccuracy
 from flightning.callbacks.federation import Federation
 from flightning.callbacks.last_checkpoint import LastCheckpoint
 from flightning.callbacks.listener import RoundListener
@@ -18,6 +18,7 @@ __all__ = [
     "ExtraMetrics",
     "Federation",
     "LastCheckpoint",
+    "LongTailAccuracy",
     "RoundListener",
     "RoundLogging",
     "RoundProgress",

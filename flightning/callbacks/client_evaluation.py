@@ -20,6 +20,7 @@ from flightning.algorithms.base import FederatedMixin
 from flightning.callbacks.checks import check_datamodule, check_module
 from flightning.datamodules.base import FederatedDataModule
 from flightning.datamodules.local_tests import LocalTests
+from flightning.datamodules.skews import GroupedSkew
 from flightning.errors import ConfigurationError, check_choice
 from flightning.functional.fairness import fairness
 from flightning.loggers import RoundCSVLogger
@@ -32,8 +33,9 @@ class ClientEvaluation(Callback):
     """Evaluate clients on their local test sets and log how the accuracy spreads over them.
 
     Logged: ``clients/accuracy_mean``, ``clients/accuracy_std``, ``clients/accuracy_worst10`` and ``_best10`` (mean of
-    the worst and best tenth of the clients), ``clients/jain`` (1 where all are served equally); W&B and TensorBoard
-    get the distribution as a histogram, W&B also a table. ``clients.csv`` in the run's folder holds the last
+    the worst and best tenth of the clients), ``clients/jain`` (1 where all are served equally), and where a skew puts
+    clients into groups the mean of each group, ``clients/accuracy_group0`` and so on. W&B and TensorBoard get the
+    distribution as a histogram, W&B also a table. ``clients.csv`` in the run's folder holds the last
     evaluation. Every client counts the same; the data module's ``client_test`` decides which test sets they have.
 
     Global weights are evaluated in one pass over the test sets of all clients together.
@@ -124,10 +126,20 @@ class ClientEvaluation(Callback):
         processes.sum([hits])
         sizes = np.array([len(part) for part in tests.parts])
         self.accuracies = np.divide(hits.cpu().numpy(), sizes, out=np.full(len(sizes), np.nan), where=sizes > 0)
-        numbers = fairness(self.accuracies[sizes > 0])
+        numbers = {**fairness(self.accuracies[sizes > 0]), **self._group_means(self._data(trainer))}
         module.log_dict(
             {f"clients/{name}": torch.tensor(value, dtype=torch.float64) for name, value in numbers.items()}
         )
+
+    def _group_means(self, data: FederatedDataModule) -> dict[str, float]:
+        if not isinstance(data.skew, GroupedSkew):
+            return {}
+        groups = [self.accuracies[group :: data.skew.groups] for group in range(data.skew.groups)]
+        return {
+            f"accuracy_group{number}": float(np.nanmean(own))
+            for number, own in enumerate(groups)
+            if not np.isnan(own).all()
+        }
 
     def _uses_personal_weights(self, module: FederatedMixin) -> bool:
         if self.weights == "personal" and not module.has_personal_weights:

@@ -13,13 +13,14 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.hooks import RemovableHandle
 from torchmetrics import Metric
+from torchmetrics.classification import MulticlassRecall
 
 from flightning.callbacks.checks import check_module
 from flightning.callbacks.run_report import run_folder
 from flightning.errors import ConfigurationError
 from flightning.plots import confusion_figure, save_figure
 
-__all__ = ["ExtraMetrics"]
+__all__ = ["ExtraMetrics", "LongTailAccuracy"]
 
 
 class ExtraMetrics(Callback):
@@ -136,7 +137,6 @@ class ExtraMetrics(Callback):
 
     def _log(self, trainer: Trainer, module: LightningModule, stage: str) -> None:
         self._detach()
-        names = trainer.datamodule.class_names or range(trainer.datamodule.num_classes)  # type: ignore[attr-defined]
         for name, metric in self.metrics.items():
             value = metric.compute()
             if value.ndim == 2:
@@ -144,9 +144,14 @@ class ExtraMetrics(Callback):
                 if trainer.is_global_zero and not trainer.sanity_checking:
                     self._log_figure(trainer, f"{stage}/{name}", name)
             elif value.ndim == 1:
-                module.log_dict({f"{stage}/{name}/{c}": v for c, v in zip(names, value.float(), strict=True)})
+                self._log_vector(trainer, module, f"{stage}/{name}", value.float())
             else:
                 module.log(f"{stage}/{name}", value.float())
+
+    def _log_vector(self, trainer: Trainer, module: LightningModule, key: str, values: Tensor) -> None:
+        """Log one value per class."""
+        names = trainer.datamodule.class_names or range(trainer.datamodule.num_classes)  # type: ignore[attr-defined]
+        module.log_dict({f"{key}/{name}": value for name, value in zip(names, values, strict=True)})
 
     def _log_figure(self, trainer: Trainer, key: str, name: str) -> None:
         finished = trainer.current_epoch + 1
@@ -161,3 +166,36 @@ class ExtraMetrics(Callback):
 
     def _figure(self, trainer: Trainer, name: str, matrix: NDArray[np.float64]) -> Any:
         return confusion_figure(matrix, trainer.datamodule.class_names, name.replace("_", " "))  # type: ignore[attr-defined]
+
+
+class LongTailAccuracy(ExtraMetrics):
+    """Log the accuracy on frequent, middling and rare classes apart.
+
+    ``val/accuracy_many``, ``val/accuracy_medium`` and ``val/accuracy_few`` (and the same for ``test``) are means over
+    the classes whose training samples at all clients together are more than `many`, fewer than `few`, or between. A
+    group without classes is not logged. On a balanced test set this tells what a long tail (`LongTail`) costs.
+
+    Args:
+        many: A class with more training samples is frequent.
+        few: A class with fewer training samples is rare.
+
+    Example:
+        >>> LongTailAccuracy(many=1000, few=100).few
+        100
+        >>> LongTailAccuracy(many=10, few=20)
+        Traceback (most recent call last):
+            ...
+        flightning.errors.ConfigurationError: `few=20` must not exceed `many=10`: use 20 and 100, for instance.
+    """
+
+    def __init__(self, many: int = 100, few: int = 20) -> None:
+        if few > many:
+            raise ConfigurationError(f"`few={few}` must not exceed `many={many}`: use 20 and 100, for instance.")
+        super().__init__({"accuracy": lambda classes: MulticlassRecall(classes, average=None)})
+        self.many, self.few = many, few
+
+    def _log_vector(self, trainer: Trainer, module: LightningModule, key: str, values: Tensor) -> None:
+        samples = torch.from_numpy(trainer.datamodule.label_counts().sum(axis=0))  # type: ignore[attr-defined]
+        groups = {"many": samples > self.many, "few": samples < self.few}
+        groups["medium"] = ~(groups["many"] | groups["few"])
+        module.log_dict({f"{key}_{name}": values.cpu()[own].mean() for name, own in groups.items() if own.any()})

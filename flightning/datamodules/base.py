@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 
 from flightning.datamodules.loaders import ORDER, ClientLoaders
-from flightning.datamodules.local_tests import LocalTests, held_out_tests, same_recipe_tests, skew_samples
+from flightning.datamodules.local_tests import LocalTests, make_local_tests, skew_samples
 from flightning.datamodules.partitioners import Dirichlet, Partitioner, save_partition
 from flightning.datamodules.skews import FeatureSkew
 from flightning.datamodules.sources import as_source
@@ -45,8 +45,9 @@ class FederatedDataModule(ClientLoaders):
         partition: Rule that deals the training samples to the clients; ``None`` is ``Dirichlet(alpha=0.5)``.
         skew: Rule that changes what each client sees, in training and in its local test set; ``None`` for no change.
             The global test set stays as it is.
-        client_test: Local test sets: ``same_recipe`` deals the test set as the training set was dealt; a number in
-            (0, 1) holds this share of each client's own samples out.
+        client_test: Local test sets: ``same_recipe`` deals the test set as the training set was dealt; ``whole`` gives
+            each client all of it, as its skew shows it; a number in (0, 1) holds this share of each client's own
+            samples out.
         batch_size: Samples of a local step.
         eval_batch_size: Samples of a validation or test step.
         shuffle: Whether each local pass is in new random order; ``False`` keeps the stored order.
@@ -70,7 +71,7 @@ class FederatedDataModule(ClientLoaders):
         num_clients: int | None = None,
         partition: Partitioner | None = None,
         skew: FeatureSkew | None = None,
-        client_test: Literal["same_recipe"] | float = "same_recipe",
+        client_test: Literal["same_recipe", "whole"] | float = "same_recipe",
         batch_size: int = 32,
         eval_batch_size: int = 512,
         shuffle: bool = True,
@@ -94,10 +95,12 @@ class FederatedDataModule(ClientLoaders):
             if not 0 <= share < 1:
                 raise ConfigurationError(f"`{name}={share}` must lie in [0, 1): 0.1 keeps a tenth of the samples.")
         check_choice("stored_order", stored_order, ("shuffled_once", "class_sorted"))
-        if client_test != "same_recipe" and not 0 < client_test < 1:
+        if isinstance(client_test, str):
+            check_choice("client_test", client_test, ("same_recipe", "whole"))
+        elif not 0 < client_test < 1:
             raise ConfigurationError(
-                f"`client_test={client_test!r}` must be `same_recipe` or lie in (0, 1): 0.2 holds a fifth of each "
-                "client's samples out."
+                f"`client_test={client_test!r}` must be `same_recipe`, `whole` or lie in (0, 1): 0.2 holds a fifth of "
+                "each client's samples out."
             )
         self._given_clients = num_clients
         #: Number of clients; final after `setup`.
@@ -180,8 +183,8 @@ class FederatedDataModule(ClientLoaders):
         self.num_clients = len(self._dealt)
         parts = [self._stored(pool[part], client) for client, part in enumerate(self._dealt)]
         self._held_out: list[NDArray[np.int64]] | None = None
-        if self.client_test != "same_recipe":
-            parts, self._held_out = hold_out(parts, float(self.client_test), numpy_generator(self.seed, _TEST))
+        if not isinstance(self.client_test, str):
+            parts, self._held_out = hold_out(parts, self.client_test, numpy_generator(self.seed, _TEST))
         self.partition_hash = partition_hash(parts)
         self._unskewed_parts = parts
         self._local_tests: LocalTests | None = None
@@ -266,15 +269,20 @@ class FederatedDataModule(ClientLoaders):
     def _make_local_tests(self) -> LocalTests:
         seed = derive_seed(self.seed, _TEST)
         if self._held_out is not None:
-            return held_out_tests(self._loaded, self._unskewed_parts, self._held_out, self.skew, self._skew_seed)
+            return make_local_tests(
+                self._loaded, self._unskewed_parts, self._loaded, self._held_out, self.skew, self._skew_seed
+            )
         if self.test_source is None:
             raise ConfigurationError(
                 f"`{type(self).__name__}` has no test set to deal to the clients: hold a share of each client's "
                 "samples out, `client_test: 0.2`."
             )
-        return same_recipe_tests(
-            self.partition, self._loaded, self._unskewed_parts, self.test_source, seed, self.skew, self._skew_seed
-        )
+        labels, parts, test = self._loaded.labels, self._unskewed_parts, self.test_source
+        if self.client_test == "whole":
+            own = [np.arange(len(test))] * len(parts)
+        else:
+            own = self.partition.split_test(labels, parts, test.labels, seed, ids=self._loaded.ids, test_ids=test.ids)
+        return make_local_tests(self._loaded, parts, test, own, self.skew, self._skew_seed)
 
     def pool(self) -> None:
         """Give all training samples to one client (centralised training)."""

@@ -10,12 +10,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from flightning.datamodules.partitioners import Partitioner
 from flightning.datamodules.skews import FeatureSkew
 from flightning.datamodules.sources import Source, TensorSource
 from flightning.errors import ConfigurationError
 
-__all__ = ["LocalTests", "held_out_tests", "same_recipe_tests", "skew_samples"]
+__all__ = ["LocalTests", "make_local_tests", "skew_samples"]
 
 Parts = list[NDArray[np.int64]]
 
@@ -78,45 +77,20 @@ def skew_samples(source: Source, parts: Parts, skew: FeatureSkew, seed: int) -> 
     return plain.replaced(torch.cat(inputs), torch.cat(targets)), places
 
 
-def held_out_tests(source: Source, parts: Parts, held_out: Parts, skew: FeatureSkew | None, seed: int) -> LocalTests:
-    """Local test sets of samples that were held out of the clients' own.
+def make_local_tests(
+    source: Source, parts: Parts, test: Source, tests: Parts, skew: FeatureSkew | None, seed: int
+) -> LocalTests:
+    """Local test sets as the clients see them.
 
     Args:
         source: The training samples before the skew.
         parts: Training samples of each client.
-        held_out: Test samples of each client, in the same source.
+        test: The samples that the test sets are made of; may be `source`.
+        tests: Test samples of each client.
         skew: The skew of the clients.
         seed: Its seed.
     """
-    if skew is None:
-        return LocalTests(source, held_out)
-    return _skewed_tests(source, parts, source, held_out, skew, seed)
-
-
-def same_recipe_tests(
-    partition: Partitioner,
-    source: Source,
-    parts: Parts,
-    test: Source,
-    seed: int,
-    skew: FeatureSkew | None,
-    skew_seed: int,
-) -> LocalTests:
-    """Local test sets dealt from the test set so that each follows its client's training samples.
-
-    Args:
-        partition: The rule of the training samples.
-        source: The training samples before the skew.
-        parts: Training samples of each client.
-        test: The test samples.
-        seed: Seed of the choice.
-        skew: The skew of the clients.
-        skew_seed: Its seed.
-    """
-    tests = partition.split_test(source.labels, parts, test.labels, seed, ids=source.ids, test_ids=test.ids)
-    if skew is None:
-        return LocalTests(test, tests)
-    return _skewed_tests(source, parts, test, tests, skew, skew_seed)
+    return LocalTests(test, tests) if skew is None else _skewed_tests(source, parts, test, tests, skew, seed)
 
 
 def _skewed_tests(

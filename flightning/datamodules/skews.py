@@ -31,6 +31,7 @@ __all__ = [
     "ColourCast",
     "ContrastSkew",
     "FeatureSkew",
+    "GroupedSkew",
     "LabelPermutation",
     "NoiseSkew",
     "RotationSkew",
@@ -69,8 +70,16 @@ class FeatureSkew(Settings, ABC):
         """
 
 
-def _check_groups(groups: int) -> None:
-    require(groups >= 1, "groups", groups, "must be >= 1", "use 4 groups, or 1 for no skew")
+class GroupedSkew(FeatureSkew):
+    """Skew that is the same for all clients of a group; client ``k`` belongs to group ``k mod groups``.
+
+    Args:
+        groups: Number of groups.
+    """
+
+    def __init__(self, groups: int) -> None:
+        require(groups >= 1, "groups", groups, "must be >= 1", "use 4 groups, or 1 for no skew")
+        self.groups = groups
 
 
 def _ramp(position: int, steps: int) -> float:
@@ -114,7 +123,7 @@ class NoiseSkew(FeatureSkew):
         return add_noise(x, self.sigma * _ramp(client, num_clients), _generator(seed, client), mask), y
 
 
-class RotationSkew(FeatureSkew):
+class RotationSkew(GroupedSkew):
     """Turn the images of client ``k`` by ``k mod groups`` equal parts of a full turn (IFCA).
 
     Args:
@@ -129,15 +138,14 @@ class RotationSkew(FeatureSkew):
     shown = ("groups",)
 
     def __init__(self, groups: int = 4) -> None:
-        _check_groups(groups)
-        self.groups = groups
+        super().__init__(groups)
 
     def apply(self, x: Tensor, y: Tensor, client: int, num_clients: int, seed: int) -> tuple[Tensor, Tensor]:
         """Turn by the angle of the client's group."""
         return rotate(x, 360 * (client % self.groups) / self.groups), y
 
 
-class ColourCast(FeatureSkew):
+class ColourCast(GroupedSkew):
     """Tint the images of client ``k`` in the colour of group ``k mod groups``; group 0 stays neutral.
 
     Args:
@@ -155,9 +163,8 @@ class ColourCast(FeatureSkew):
 
     def __init__(self, strength: float = 0.5, groups: int = 4) -> None:
         require(0 <= strength <= 1, "strength", strength, "must lie in [0, 1]", "use 0.5")
-        _check_groups(groups)
+        super().__init__(groups)
         self.strength = strength
-        self.groups = groups
 
     def apply(self, x: Tensor, y: Tensor, client: int, num_clients: int, seed: int) -> tuple[Tensor, Tensor]:
         """Multiply the channels by the gains of the client's group."""
@@ -168,7 +175,7 @@ class ColourCast(FeatureSkew):
         return colour_cast(x, gains), y
 
 
-class BlurSkew(FeatureSkew):
+class BlurSkew(GroupedSkew):
     """Blur the images more from group to group; group 0 stays sharp.
 
     Args:
@@ -184,16 +191,15 @@ class BlurSkew(FeatureSkew):
 
     def __init__(self, sigma: float = 2.0, groups: int = 4) -> None:
         require(sigma >= 0, "sigma", sigma, "must be >= 0", "use 2 for a strong blur of small images")
-        _check_groups(groups)
+        super().__init__(groups)
         self.sigma = sigma
-        self.groups = groups
 
     def apply(self, x: Tensor, y: Tensor, client: int, num_clients: int, seed: int) -> tuple[Tensor, Tensor]:
         """Blur as much as the client's group does."""
         return gaussian_blur(x, self.sigma * _ramp(client % self.groups, self.groups)), y
 
 
-class ContrastSkew(FeatureSkew):
+class ContrastSkew(GroupedSkew):
     """Take contrast away more from group to group; group 0 keeps all of it.
 
     Args:
@@ -211,9 +217,8 @@ class ContrastSkew(FeatureSkew):
 
     def __init__(self, strength: float = 0.8, groups: int = 4) -> None:
         require(0 <= strength <= 1, "strength", strength, "must lie in [0, 1]", "use 0.8")
-        _check_groups(groups)
+        super().__init__(groups)
         self.strength = strength
-        self.groups = groups
 
     def apply(self, x: Tensor, y: Tensor, client: int, num_clients: int, seed: int) -> tuple[Tensor, Tensor]:
         """Scale the contrast as the client's group does."""
@@ -251,7 +256,7 @@ class AffineSkew(FeatureSkew):
         return affine_warp(x, torch.tensor([[cos, -sin], [sin, cos]]) @ stretch), y
 
 
-class LabelPermutation(FeatureSkew):
+class LabelPermutation(GroupedSkew):
     """Concept shift: groups of clients call the same things by different labels.
 
     A global test set has no right answers then: evaluate each group on its own labels.
@@ -273,11 +278,10 @@ class LabelPermutation(FeatureSkew):
 
     def __init__(self, num_classes: int = 10, groups: int = 4, kind: PermutationKind = "swap") -> None:
         require(num_classes >= 2, "num_classes", num_classes, "must be >= 2", "use the number of classes of the data")
-        _check_groups(groups)
+        super().__init__(groups)
         names = get_args(PermutationKind)
         require(kind in names, "kind", kind, f"must be one of {', '.join(names)}", "use swap")
         self.num_classes = num_classes
-        self.groups = groups
         self.kind = kind
 
     def permutations(self, seed: int) -> npt.NDArray[np.int64]:

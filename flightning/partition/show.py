@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from flightning.datamodules.base import FederatedDataModule
 from flightning.datamodules.partitioners import Natural
+from flightning.datamodules.skews import GroupedSkew
 from flightning.datamodules.sources import TensorSource
 from flightning.errors import ConfigurationError
 from flightning.functional.heterogeneity import Heterogeneity, feature_shift
@@ -115,9 +116,9 @@ def _strip(data: FederatedDataModule, names: Sequence[str]) -> Strip:
 
 
 def _strip_clients(count: int, data: FederatedDataModule) -> NDArray[np.int64]:
-    groups = getattr(data.skew, "groups", None)
     # client k belongs to group k mod groups: neighbours show all of them
-    return np.arange(min(count, _STRIP_CLIENTS)) if groups else _spread(count, _STRIP_CLIENTS)
+    is_grouped = isinstance(data.skew, GroupedSkew)
+    return np.arange(min(count, _STRIP_CLIENTS)) if is_grouped else _spread(count, _STRIP_CLIENTS)
 
 
 def _pictures(

@@ -12,7 +12,7 @@ from lightning.pytorch.loggers import TensorBoardLogger, WandbLogger
 from flightning.algorithms import SOLO, Centralized, FedAvg, FedBN
 from flightning.callbacks import Federation, RoundLogging
 from flightning.callbacks.client_evaluation import ClientEvaluation
-from flightning.datamodules import IID, ClassesPerClient, FederatedDataModule, RotationSkew
+from flightning.datamodules import IID, ClassesPerClient, FederatedDataModule, LabelPermutation, RotationSkew
 from flightning.errors import ConfigurationError
 from flightning.loggers import RoundCSVLogger
 from flightning.nets import MLP
@@ -161,8 +161,35 @@ def test_skewed_clients_are_tested_on_skewed_samples():
     )
     evaluation = ClientEvaluation()
     module = FedAvg(net=MLP, input_shape=(1, 3, 3), num_classes=4)
-    run(module, 1, data, callbacks=[evaluation])
+    _, rounds = run(module, 1, data, callbacks=[evaluation])
     assert evaluation.accuracies == pytest.approx(expected(module, data))
+    for client, accuracy_of_client in enumerate(evaluation.accuracies):
+        assert rounds[-1][f"clients/accuracy_group{client}"] == pytest.approx(accuracy_of_client)
+
+
+def test_groups_of_clients_are_reported_apart():
+    # concept shift has no right answers on a global test set: two groups of two clients, one without test samples
+    generator = torch.Generator().manual_seed(0)
+    train = torch.randn(40, 4, generator=generator), torch.arange(40) % 4
+    test = torch.randn(12, 4, generator=generator), torch.arange(12) % 3  # nothing of class 3
+    data = FederatedDataModule.from_dataset(
+        train,
+        test,
+        num_clients=4,
+        partition=ClassesPerClient(classes=1, assignment="consecutive"),
+        skew=LabelPermutation(num_classes=4, groups=2),
+        seed=0,
+    )
+    evaluation = ClientEvaluation()
+    _, rounds = run(FedAvg, 2, data, callbacks=[evaluation], num_classes=4)
+    first, second = evaluation.accuracies[[0, 2]], evaluation.accuracies[1]
+    assert rounds[-1]["clients/accuracy_group0"] == pytest.approx(first.mean())
+    assert rounds[-1]["clients/accuracy_group1"] == pytest.approx(second)
+
+
+def test_without_groups_no_group_is_reported():
+    _, rounds = run(FedAvg, 1, callbacks=[ClientEvaluation()])
+    assert not [key for key in rounds[-1] if "group" in key]
 
 
 def test_no_test_set_is_found_before_training():

@@ -13,7 +13,7 @@ from torchmetrics.classification import (
 
 from flightning.algorithms import SOLO, FedAvg
 from flightning.callbacks import Federation
-from flightning.callbacks.extra_metrics import ExtraMetrics
+from flightning.callbacks.extra_metrics import ExtraMetrics, LongTailAccuracy
 from flightning.errors import ConfigurationError
 from flightning.loggers import RoundCSVLogger
 from tests.classification import make_data, make_module, run, weights_of
@@ -126,3 +126,26 @@ def test_a_test_is_logged_too():
 def test_no_metrics_are_refused():
     with pytest.raises(ConfigurationError, match="`metrics` is empty: name at least one, such as `f1: MulticlassF1Sc"):
         ExtraMetrics({})
+
+
+@pytest.mark.parametrize("stage", ["val", "test"])
+def test_frequent_and_rare_classes_are_reported_apart(stage):
+    # clients hold 12, 6 and 3 samples of each of their classes: 12 + 3 of class 0, 12 + 6 of class 1, 6 + 3 of class 2
+    data = make_data(per_class=[12, 6, 3])
+    extra = LongTailAccuracy(many=16, few=10)
+    module, rounds = run(FedAvg, 3, data, callbacks=[extra])
+    if stage == "test":
+        logged = make_trainer(1, Federation(), [extra], logger=False).test(module, data, verbose=False)[0]
+    else:
+        logged = rounds[-1]
+    probabilities, targets = answers(module, data)
+    right = [float((probabilities.argmax(1) == c)[targets == c].float().mean()) for c in range(3)]
+    assert logged[f"{stage}/accuracy_medium"] == pytest.approx(right[0])
+    assert logged[f"{stage}/accuracy_many"] == pytest.approx(right[1])
+    assert logged[f"{stage}/accuracy_few"] == pytest.approx(right[2])
+
+
+def test_a_group_without_classes_is_left_out():
+    _, rounds = run(FedAvg, 1, callbacks=[LongTailAccuracy(many=100, few=13)])
+    # two clients hold 6 samples of each class
+    assert [key for key in rounds[-1] if key.startswith("val/accuracy_")] == ["val/accuracy_few"]

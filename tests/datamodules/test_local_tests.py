@@ -184,6 +184,16 @@ def test_natural_without_test_ids_falls_back_to_labels():
     assert [set(test.labels[own]) for own in data.local_tests.parts] == [{0}, {1}, {2}, {3}]
 
 
+def test_each_client_can_be_tested_on_the_whole_test_set_as_it_sees_it():
+    plain = make(client_test="whole")
+    assert [part.tolist() for part in plain.local_tests.parts] == [list(range(40))] * 4
+    assert plain.partition_hash == make().partition_hash  # nothing is held out
+    turned = make(client_test="whole", skew=RotationSkew(groups=4))
+    pictures = samples(plain.test_source, np.arange(40))[0]
+    for client, part in enumerate(turned.local_tests.parts):
+        assert torch.equal(samples(turned.local_tests.source, part)[0], torch.rot90(pictures, client, (-2, -1)))
+
+
 @pytest.mark.parametrize("client_test", ["same_recipe", 0.25])
 def test_local_test_sets_are_skewed_like_the_client(client_test):
     plain, turned = (make(client_test=client_test, skew=skew) for skew in (None, RotationSkew(groups=4)))
@@ -258,8 +268,15 @@ def test_without_a_test_set_the_remedy_is_named():
 
 @pytest.mark.parametrize("share", [0.0, 1.0, -0.5])
 def test_client_test_is_checked(share):
-    with pytest.raises(ConfigurationError, match=rf"`client_test={share}` must be `same_recipe` or lie in \(0, 1\)"):
+    with pytest.raises(
+        ConfigurationError, match=rf"`client_test={share}` must be `same_recipe`, `whole` or lie in \(0, 1\)"
+    ):
         make(client_test=share)
+
+
+def test_an_unknown_kind_of_local_test_set_is_refused():
+    with pytest.raises(ConfigurationError, match="`client_test='hole'` must be one of `same_recipe`, `whole`"):
+        make(client_test="hole")
 
 
 # --- partitions on disk -------------------------------------------------------------------------------------------
