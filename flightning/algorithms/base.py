@@ -210,7 +210,9 @@ algorithm would be ignored: write the mixins first, `class Wrong(FederatedMixin,
         """Take the live weights as global weights and let the algorithm prepare itself."""
         self.num_clients, self.buffer_policy = num_clients, buffer_policy
         self.setup_bytes, self._feature_layer = 0, None
+        self.release_parameters()
         self._persistent = set(self.state_dict())
+        self._has_buffers = any(n in self._persistent for n, _ in self.named_buffers())
         self._trained = set(self.trainable())
         self.global_weights = {n: w.detach().to(at_least_float32(w)).clone() for n, w in self.live_weights().items()}
         self._initial_buffers = {

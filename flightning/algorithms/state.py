@@ -88,7 +88,9 @@ class ClientStates:
 
     def load(self, client: int, device: torch.device) -> dict[str, Any]:
         """Values of a client on a device; empty for one that has none yet."""
-        return dict(apply_to_collection(self._kept.get(client, {}), Tensor, lambda t: t.to(device)))
+        if client not in self._kept:
+            return {}
+        return dict(apply_to_collection(self._kept[client], Tensor, lambda t: t.to(device)))
 
     def save(self, client: int, values: dict[str, Any]) -> None:
         """Keep a copy of the values, so that no state shares memory with live weights."""

@@ -23,7 +23,9 @@ class FederatedView(PersonalEvaluation):
     """Read-only access for algorithms; the federated mixin sets what is read here."""
 
     client_state: State
+    _held: Weights | None = None
     _persistent: set[str]
+    _has_buffers: bool
     _feature_layer: str | None
 
     if TYPE_CHECKING:  # defined by the federated mixin
@@ -115,8 +117,19 @@ class FederatedView(PersonalEvaluation):
         with self._taps.paused():
             return frozen_forward(self.forward_root, named, args, kwargs, until, before, training)
 
+    def hold_parameters(self) -> None:
+        """Remember which parameters are trained: a walk over all layers for each client would show in small models."""
+        self.release_parameters()
+        self._held = self.trainable()
+
+    def release_parameters(self) -> None:
+        """Look again at the layers whenever somebody asks."""
+        self._held = None
+
     def trainable(self) -> Weights:
         """Live parameters that are trained, by name; updates of clients are over these."""
+        if self._held is not None:
+            return dict(self._held)
         return {n: p for n, p in self.named_parameters() if p.requires_grad}
 
     def shared_parameters(self) -> Weights:
@@ -125,6 +138,8 @@ class FederatedView(PersonalEvaluation):
 
     def live_weights(self) -> Weights:
         """Live trained parameters and persistent buffers, by name."""
+        if not self._has_buffers:
+            return self.trainable()
         buffers = {n: b for n, b in self.named_buffers() if n in self._persistent}
         return {**self.trainable(), **buffers}
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-import torch
 from lightning.fabric.plugins import TorchCheckpointIO
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.utilities import rank_zero_info
@@ -16,6 +15,7 @@ from lightning.pytorch.utilities import rank_zero_info
 from flightning.algorithms.base import FederatedMixin
 from flightning.callbacks.checks import check_datamodule, check_module, check_optimizers, check_trainer
 from flightning.callbacks.local_loop import LOCAL_LOOPS, LocalLoop, warn_about_batch_hooks
+from flightning.callbacks.logged_numbers import log_numbers
 from flightning.callbacks.planning import Planner
 from flightning.callbacks.record import RoundRecord
 from flightning.callbacks.round_checkpoints import RoundCheckpoints
@@ -245,15 +245,13 @@ class Federation(RoundCheckpoints):
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Log the round."""
-        # double precision: single cannot hold 16.8 million bytes exactly
-        metrics = {name: torch.tensor(value, dtype=torch.float64) for name, value in self.finished_metrics().items()}
-        pl_module.log_dict(metrics)
+        log_numbers(pl_module, self.finished_metrics())
         self._log_round(trainer)
 
     def _log_round(self, trainer: Trainer) -> None:
         # the number of finished rounds is the x axis: Lightning takes a metric called `step` for it
         finished = float(trainer.current_epoch + 1)
-        self._module.log_dict({"round": finished, "step": finished})
+        log_numbers(self._module, {"round": finished, "step": finished})
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Leave the global weights in the module, also where a stop came inside a round."""

@@ -30,6 +30,7 @@ from torch.optim import LBFGS, Optimizer
 from flightning.algorithms.base import FederatedMixin
 from flightning.callbacks.rounds import Round
 from flightning.datamodules.stream import Clients, ClientStream
+from flightning.functional.lean_steps import backward, bare_step
 
 __all__ = ["LOCAL_LOOPS", "LocalLoop", "warn_about_batch_hooks"]
 
@@ -164,6 +165,7 @@ class LocalLoop(_AutomaticOptimization):
         forward_context = _forward_context(trainer.strategy.precision_plugin)
         clipping = trainer.gradient_clip_val, trainer.gradient_clip_algorithm
         evaluates_once = _evaluates_once(optimizer)
+        optimizer_step: Callable[..., Any] = bare_step(optimizer) if evaluates_once else optimizer.step
 
         output: Any = None
 
@@ -176,7 +178,7 @@ class LocalLoop(_AutomaticOptimization):
             loss: Tensor = output["loss"] if isinstance(output, dict) else output
             for parameter in parameters:
                 parameter.grad = None
-            loss.backward()  # type: ignore[no-untyped-call]
+            backward(loss)
             if clipping[0]:
                 module.configure_gradient_clipping(optimizer, *clipping)
             else:
@@ -188,9 +190,9 @@ class LocalLoop(_AutomaticOptimization):
             with module.client_stage("optimizer_step"):
                 if evaluates_once:
                     closure(batch, index)
-                    optimizer.step()
+                    optimizer_step()
                 else:
-                    optimizer.step(functools.partial(closure, batch, index))  # type: ignore[arg-type]
+                    optimizer_step(functools.partial(closure, batch, index))
             progress.increment_completed()
             client.steps += 1
             client.step_sizes.append(float(groups[0]["lr"]))

@@ -45,11 +45,11 @@ class RoundRecord:
 
     def count(self, direction: str, payload: Payload) -> None:
         """Count what one client sends (``up``) or receives (``down``)."""
-        total = num_bytes(payload, self.overhead)
         # a part of the model with a reduction of its own is called `weights.<part>`
-        weights = {name: value for name, value in payload.items() if name.partition(".")[0] == "weights"}
-        self.bytes[direction] += total
-        self.bytes[f"extra_{direction}"] += total - num_bytes(weights, self.overhead)
+        extra = {name: value for name, value in payload.items() if name.partition(".")[0] != "weights"}
+        self.bytes[direction] += num_bytes(payload, self.overhead)
+        if extra:
+            self.bytes[f"extra_{direction}"] += num_bytes(extra, self.overhead)
 
     @contextmanager
     def timing(self, what: str) -> Iterator[None]:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.loggers import Logger, TensorBoardLogger, WandbLogger
 
 from flightning.callbacks.federation import Federation
+from flightning.callbacks.logged_numbers import log_numbers
 from flightning.loggers import RoundCSVLogger
 from flightning.plots import partition_figure
 
@@ -47,14 +47,14 @@ class RoundLogging(Callback):
     def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Log the totals into the row of the accuracy."""
         if not trainer.sanity_checking and trainer.state.fn == "fit":
-            _log_totals(pl_module, self._totals_with(_federation(trainer).record.metrics()))
+            log_numbers(pl_module, self._totals_with(_federation(trainer).record.metrics()))
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Log the cohort, and keep W&B's summary up to date."""
         finished = trainer.current_epoch + 1
         metrics = _federation(trainer).finished_metrics()
         self._totals = self._totals_with(metrics)
-        _log_totals(pl_module, self._totals)
+        log_numbers(pl_module, self._totals)
         if not trainer.is_global_zero:
             return
         cohort = " ".join(str(c) for c in sorted(pl_module.cohort))  # type: ignore[arg-type]
@@ -97,11 +97,6 @@ class RoundLogging(Callback):
 
 def _federation(trainer: Trainer) -> Federation:
     return next(c for c in trainer.callbacks if isinstance(c, Federation))  # type: ignore[attr-defined]
-
-
-def _log_totals(module: LightningModule, totals: dict[str, float]) -> None:
-    # double precision: single cannot hold 16.8 million bytes exactly
-    module.log_dict({name: torch.tensor(value, dtype=torch.float64) for name, value in totals.items()})
 
 
 def _log_text(logger: Logger, key: str, text: str, finished: int) -> None:

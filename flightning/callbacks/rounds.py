@@ -59,6 +59,7 @@ class Round:
         self._position = self._step_in_visit = 0
         self._listeners = [c for c in module.trainer.callbacks if isinstance(c, RoundListener)]  # type: ignore[attr-defined]
         self._changed: list[int] = []  # clients whose state this process has changed
+        module.hold_parameters()
         module.cohort = self.plan.cohort
         module.cohort_weights = {c: planner.weight(c) for c in self.plan.cohort}
         module.num_training_clients = planner.num_training_clients
@@ -125,7 +126,7 @@ class Round:
         with self.record.timing("aggregation"):
             self.record.add_client(client)
             self._count("up", upload)
-            if not (is_finite(upload) and is_finite({"kept": module.client_state.weights})):
+            if not is_finite({**upload, "kept": module.client_state.weights}):
                 self._handle_bad_update(client, "local training", self.record)
                 return
             if self._keeps_optimizer:
@@ -161,6 +162,7 @@ class Round:
             self._second_exchange()
         module.on_round_end()
         module.client = None
+        module.release_parameters()
         self.planner.refresh()
 
     def _second_exchange(self) -> None:
@@ -190,7 +192,7 @@ class Round:
     def _merge(self, reducer: Reducer, record: RoundRecord) -> None:
         """Bring together what the processes have done since they last met."""
         if self.processes.split_batches:
-            record.average(self.processes.gather_objects(record.losses))
+            record.average(self.processes.gather(record.losses))
         states = self.module.client_states
         precision = self.module.trainer.precision_plugin
         told = {"record": record.told(), "states": states.told(self._changed), "precision": precision.state_dict()}

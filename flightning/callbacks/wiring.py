@@ -30,7 +30,7 @@ def connect_processes(
     data.batch_shard = (processes.rank, processes.count) if processes.split_batches else (0, 1)
     spreads = processes.count > 1 and not _sums_up_itself(module)
     data.evaluation_shard = (processes.rank, processes.count) if spreads else (0, 1)
-    module.gather_evaluation = processes.gather_objects if spreads else None
+    module.gather_evaluation = processes.gather if spreads else None
     if processes.count == 1:
         return
     # what is logged without an exchange is the same on all processes: it was brought together before

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -69,18 +70,32 @@ class ClientLoaders(LightningDataModule):
             )
         return RoundStream(self.plan_round(self.trainer.current_epoch), self.visit_batches, self.stream_clients)
 
-    def visit_batches(self, plan: RoundPlan, visit: Visit) -> Iterator[Any]:
-        """The batches of one client in one round, shuffled and augmented by its own generators."""
-        keys = (self.seed, plan.round_index, visit.client)
-        if self.train_source.may_draw:  # what it draws must not depend on the client before
-            seed_global_generators(*keys, _READ)
-        rng = numpy_generator(*keys, ORDER) if self.shuffle else None
+    def visit_batches(self, plan: RoundPlan, visits: Sequence[Visit]) -> Iterator[Iterator[Any]]:
+        """The batches of each of some clients in one round, shuffled and augmented by its own generators.
+
+        Small clients are read together. The batches of one must be read before those of the next.
+        """
+        if self.train_source.may_draw:
+            for visit in visits:  # what it draws must not depend on the client before
+                seed_global_generators(self.seed, plan.round_index, visit.client, _READ)
+                yield self._finished(plan, visit, self.train_source.batches(self._order(plan, visit)))
+        else:
+            orders = [order for visit in visits for order in self._order(plan, visit)]
+            batches = self.train_source.batches(orders)
+            for visit in visits:
+                yield self._finished(plan, visit, islice(batches, visit.steps))
+
+    def _order(self, plan: RoundPlan, visit: Visit) -> list[NDArray[np.int64]]:
+        rng = numpy_generator(self.seed, plan.round_index, visit.client, ORDER) if self.shuffle else None
         batches = order_batches(self.parts[visit.client], visit.steps, self.batch_size, visit.drop_last, rng)
-        rank, count = self.batch_shard
+        return batches if self.augment else [shard(b, *self.batch_shard) for b in batches]
+
+    def _finished(self, plan: RoundPlan, visit: Visit, batches: Iterator[Any]) -> Iterator[Any]:
         if not self.augment:
-            return self.train_source.batches([shard(b, rank, count) for b in batches])
-        stream = self._augmented(self.train_source.batches(batches), torch_generator(*keys, AUGMENT))
-        return stream if count == 1 else (shard_batch(b, rank, count) for b in stream)
+            return batches
+        generator = torch_generator(self.seed, plan.round_index, visit.client, AUGMENT)
+        stream = self._augmented(batches, generator)
+        return stream if self.batch_shard[1] == 1 else (shard_batch(b, *self.batch_shard) for b in stream)
 
     def _augmented(self, batches: Iterator[Any], generator: torch.Generator) -> Iterator[Any]:
         for batch in batches:

@@ -161,18 +161,18 @@ class Clients:
 
     Args:
         visits: Who.
-        batches: Batches of one visit.
+        batches: Batches of each visit, in order.
     """
 
     #: Tells Lightning's transfer to the device that this is no batch.
     holds_batches = True
 
-    def __init__(self, visits: Sequence[Visit], batches: Callable[[Visit], Iterator[Any]]) -> None:
+    def __init__(self, visits: Sequence[Visit], batches: Iterable[Iterator[Any]]) -> None:
         self.visits, self._batches = visits, batches
 
     def __iter__(self) -> Iterator[ClientStream]:
-        for visit in self.visits:
-            yield ClientStream(visit, self._batches(visit))
+        for visit, batches in zip(self.visits, self._batches, strict=True):
+            yield ClientStream(visit, batches)
 
 
 class RoundStream:
@@ -182,15 +182,18 @@ class RoundStream:
 
     Args:
         plan: The round.
-        visit_batches: Batches of one visit.
+        batches: Batches of each of some visits; those of one are read before those of the next.
         whole_clients: Whether an item is a client (`Clients`) in place of a batch. Short clients that follow each
             other share an item.
     """
 
     def __init__(
-        self, plan: RoundPlan, visit_batches: Callable[[RoundPlan, Visit], Iterator[Any]], whole_clients: bool = False
+        self,
+        plan: RoundPlan,
+        batches: Callable[[RoundPlan, Sequence[Visit]], Iterator[Iterator[Any]]],
+        whole_clients: bool = False,
     ) -> None:
-        self.plan, self.visit_batches, self.whole_clients = plan, visit_batches, whole_clients
+        self.plan, self.batches, self.whole_clients = plan, batches, whole_clients
         self.groups = _in_groups(plan.visits) if whole_clients or not plan.visits else []
 
     def __len__(self) -> int:
@@ -199,15 +202,19 @@ class RoundStream:
     def __iter__(self) -> Iterator[Any]:
         if self.groups:
             for visits in self.groups:
-                yield Clients(visits, self._named)
+                yield Clients(visits, self._named(visits))
         else:
             for visit in self.plan.visits:
-                yield from self._named(visit)
+                yield from next(self._named([visit]))
 
-    def _named(self, visit: Visit) -> Iterator[Any]:
+    def _named(self, visits: Sequence[Visit]) -> Iterator[Iterator[Any]]:
         """Name the client whose samples cannot be read."""
+        for visit, batches in zip(visits, self.batches(self.plan, visits), strict=True):
+            yield self._read(visit, batches)
+
+    def _read(self, visit: Visit, batches: Iterator[Any]) -> Iterator[Any]:
         try:
-            yield from self.visit_batches(self.plan, visit)
+            yield from batches
         except FlightningError:
             raise
         except Exception as cause:

@@ -15,6 +15,8 @@ Integer tensors (BatchNorm's batch counter) are never averaged: ``mean`` and ``u
 
 from __future__ import annotations
 
+import functools
+import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -71,7 +73,7 @@ def is_finite(payload: Mapping[str, Any]) -> bool:
 
 
 def _all_finite(numbers: list[Tensor]) -> bool:
-    return bool(torch.isfinite(torch.stack([n.double().cpu() for n in numbers]).sum()))
+    return math.isfinite(functools.reduce(torch.add, numbers).detach())
 
 
 class Reducer:

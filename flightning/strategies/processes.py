@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import pickle
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -20,16 +22,10 @@ __all__ = ["Processes"]
 
 _CPU = torch.device("cpu")
 
+#: Numbers of a model up to which its sums travel with everything else: an exchange of their own takes 2 ms.
+_SMALL = 2**16
+
 Splits = Literal["nothing", "clients", "batches"]
-
-
-@dataclass(frozen=True)
-class _Slot:
-    """Where a tensor of a tree lies in the buffer of bytes that travels beside it."""
-
-    start: int
-    shape: torch.Size
-    dtype: torch.dtype
 
 
 @dataclass(frozen=True)
@@ -84,55 +80,21 @@ class Processes:
         if self.count > 1:
             dist.all_reduce(torch.zeros(1, device=self.device))
 
-    def gather_objects(self, value: Any) -> list[Any]:
-        """Small values of all processes, in order."""
-        if self.count == 1:
-            return [value]
-        gathered: list[Any] = [None] * self.count
-        dist.all_gather_object(gathered, value)
-        return gathered
-
     def gather(self, tree: Any) -> list[Any]:
-        """Dicts and lists with tensors of all processes, in order; tensors that arrive are on the CPU."""
+        """Values of all processes, in order, such as dicts and lists with tensors; these arrive on the CPU."""
         if self.count == 1:
             return [tree]
-        skeleton, content = self._take_apart(tree)
-        trees = []
-        for rank, (theirs, size) in enumerate(self.gather_objects((skeleton, len(content)))):
-            received = self._broadcast(content, rank, size)
-            trees.append(tree if rank == self.rank else self._put_together(theirs, received))
-        return trees
+        packed = _pack(tree)
+        sizes = self._all_gather(torch.tensor([len(packed)]))
+        longest = int(max(sizes))
+        received = self._all_gather(torch.cat([packed, packed.new_empty(longest - len(packed))]))
+        return [tree if rank == self.rank else _unpack(theirs) for rank, theirs in enumerate(received)]
 
-    def _take_apart(self, tree: Any) -> tuple[Any, Tensor]:
-        parts: list[Tensor] = []
-        end = 0
-
-        def cut(tensor: Tensor) -> _Slot:
-            nonlocal end
-            flat = tensor.detach().to("cpu").contiguous().view(-1).view(torch.uint8)
-            parts.append(flat)
-            slot = _Slot(end, tensor.shape, tensor.dtype)
-            end += len(flat)
-            return slot
-
-        skeleton = apply_to_collection(tree, Tensor, cut)
-        return skeleton, torch.cat(parts) if parts else torch.empty(0, dtype=torch.uint8)
-
-    def _broadcast(self, content: Tensor, rank: int, size: int) -> Tensor:
-        if not size:
-            return content[:0]
-        buffer = content if rank == self.rank else torch.empty(size, dtype=torch.uint8)
-        buffer = buffer.to(self.device)
-        dist.broadcast(buffer, rank)
-        return buffer.cpu()
-
-    def _put_together(self, skeleton: Any, content: Tensor) -> Any:
-        def fill(slot: _Slot) -> Tensor:
-            size = slot.shape.numel() * slot.dtype.itemsize
-            # a copy: a view of bytes at an odd address is no tensor of floats
-            return content[slot.start : slot.start + size].clone().view(slot.dtype).view(slot.shape)
-
-        return apply_to_collection(skeleton, _Slot, fill)
+    def _all_gather(self, tensor: Tensor) -> list[Tensor]:
+        own = tensor.to(self.device)
+        gathered = [torch.empty_like(own) for _ in range(self.count)]
+        dist.all_gather(gathered, own)
+        return [t.cpu() for t in gathered]
 
     def sum(self, tensors: Sequence[Tensor]) -> None:
         """Add tensors of double precision over all processes, in place and in one exchange."""
@@ -162,15 +124,20 @@ class Processes:
         """
         if not self.split_clients:
             return [told]
+        is_small = sum(t.numel() for t in reducer.sums.values()) <= _SMALL
         own = {
             "shapes": {path: tuple(total.shape) for path, total in reducer.sums.items()},
+            "sums": reducer.sums if is_small else None,
             "mass": reducer.mass,
             "maxima": reducer.maxima,
             "stacks": reducer.stacks,
             "told": told,
         }
         gathered = self.gather(own)
-        self._add_sums(reducer, [tree["shapes"] for tree in gathered])
+        if all(tree["sums"] is not None for tree in gathered):
+            self._add_small_sums(reducer, [tree["sums"] for tree in gathered])
+        else:
+            self._add_sums(reducer, [tree["shapes"] for tree in gathered])
         reducer.mass = torch.stack([tree["mass"] for tree in gathered]).sum(dim=0)
         for tree in gathered[: self.rank] + gathered[self.rank + 1 :]:
             for path, theirs in tree["maxima"].items():
@@ -181,8 +148,61 @@ class Processes:
                 reducer.stacks.setdefault(name, {}).update(uploads)
         return [tree["told"] for tree in gathered]
 
+    def _add_small_sums(self, reducer: Reducer, sums: list[dict[tuple[str, ...], Tensor]]) -> None:
+        totals: dict[tuple[str, ...], Tensor] = {}
+        for theirs in sums:  # in the order of the processes: all end with the same bits
+            for path, total in theirs.items():
+                totals[path] = totals[path] + total.to(self.device) if path in totals else total.to(self.device)
+        reducer.sums = totals
+
     def _add_sums(self, reducer: Reducer, shapes: list[dict[tuple[str, ...], tuple[int, ...]]]) -> None:
+        """Of large models: in one more exchange, in which no process holds the sums of all others."""
         union = {path: shape for theirs in shapes for path, shape in theirs.items()}
         zeros = {p: torch.zeros(s, dtype=torch.float64, device=self.device) for p, s in union.items()}
         reducer.sums = {path: reducer.sums.get(path, zeros[path]) for path in union}
         self.sum(list(reducer.sums.values()))
+
+
+# --- values as bytes: pickled, with the numbers of tensors behind ----------------------------------------------------
+
+
+class _Pickler(pickle.Pickler):
+    """Leaves tensors out and keeps their bytes."""
+
+    def __init__(self, file: io.BytesIO) -> None:
+        super().__init__(file, pickle.HIGHEST_PROTOCOL)
+        self.parts: list[Tensor] = []
+        self._end = 0
+
+    def persistent_id(self, obj: Any) -> Any:
+        if not isinstance(obj, Tensor):
+            return None
+        start = self._end
+        self.parts.append(obj.detach().to("cpu").contiguous().view(-1).view(torch.uint8))
+        self._end += len(self.parts[-1])
+        return start, self._end, obj.shape, obj.dtype
+
+
+class _Unpickler(pickle.Unpickler):
+    """Makes tensors from the bytes behind what is pickled."""
+
+    def __init__(self, file: io.BytesIO, content: Tensor) -> None:
+        super().__init__(file)
+        self._content = content
+
+    def persistent_load(self, pid: Any) -> Tensor:
+        start, end, shape, dtype = pid
+        # a copy: a view of bytes at an odd address is no tensor of floats
+        return self._content[start:end].clone().view(dtype).view(shape)
+
+
+def _pack(tree: Any) -> Tensor:
+    pickler = _Pickler(file := io.BytesIO())
+    pickler.dump(tree)
+    head = torch.frombuffer(bytearray(file.getvalue()), dtype=torch.uint8)
+    return torch.cat([torch.tensor([len(head)]).view(torch.uint8), head, *pickler.parts])
+
+
+def _unpack(packed: Tensor) -> Any:
+    end = 8 + int(packed[:8].view(torch.int64))
+    return _Unpickler(io.BytesIO(packed[8:end].numpy().tobytes()), packed[end:]).load()

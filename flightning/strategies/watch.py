@@ -48,7 +48,7 @@ class Watch(threading.Thread):
         super().__init__(name="flightning-watch", daemon=True)
         self._rank = processes.rank
         here = socket.gethostname()
-        places = processes.gather_objects((here, os.getpid()))
+        places = processes.gather((here, os.getpid()))
         self._others = {r: pid for r, (host, pid) in enumerate(places) if host == here and r != processes.rank}
         # a container may hide the processes beside it
         self._others = {rank: pid for rank, pid in self._others.items() if _is_alive(pid)}

@@ -230,7 +230,7 @@ def test_an_unknown_loop_is_refused():
 
 def test_short_clients_share_an_item_and_long_ones_do_not():
     visits = tuple(Visit(c, steps) for c, steps in enumerate([10, GROUP_STEPS, 1, 200, 5]))
-    stream = RoundStream(RoundPlan(0, visits), lambda plan, visit: iter(range(visit.steps)), whole_clients=True)
+    stream = RoundStream(RoundPlan(0, visits), lambda _, some: (iter(range(v.steps)) for v in some), whole_clients=True)
     items = [[(c.visit.client, len(list(c))) for c in item] for item in stream]
     assert items == [[(0, 10), (1, GROUP_STEPS)], [(2, 1), (3, 200)], [(4, 5)]]
     assert len(stream) == 3

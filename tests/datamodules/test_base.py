@@ -19,7 +19,7 @@ def make(**kwargs):
 
 
 def read(data, client, steps=4, round_index=0):
-    return [b[0][:, 0].tolist() for b in data.visit_batches(RoundPlan(round_index, ()), Visit(client, steps))]
+    return [b[0][:, 0].tolist() for b in next(data.visit_batches(RoundPlan(round_index, ()), [Visit(client, steps)]))]
 
 
 # --- who owns what ------------------------------------------------------------------------------------------------
@@ -204,7 +204,7 @@ def test_augmentation_draws_from_the_clients_own_generator():
     data.setup("fit")
 
     def flips(round_index):
-        batches = data.visit_batches(RoundPlan(round_index, ()), Visit(0, 1))
+        batches = next(data.visit_batches(RoundPlan(round_index, ()), [Visit(0, 1)]))
         return [b[0][:, 0, 0, 0].tolist() for b in batches]
 
     assert flips(0) == flips(0) != flips(1)
@@ -234,7 +234,7 @@ def test_augmenting_what_is_no_pair_is_refused():
     with pytest.raises(
         ConfigurationError, match=r"`augment` changes the inputs of `\(inputs, targets\)` batches.*`dict`"
     ):
-        next(data.visit_batches(RoundPlan(0, ()), Visit(0, 1)))
+        next(next(data.visit_batches(RoundPlan(0, ()), [Visit(0, 1)])))
 
 
 def test_clients_are_evaluated_on_all_their_samples_in_stored_order():

@@ -33,7 +33,7 @@ def test_steps_may_end_inside_a_pass():
 
 def test_the_stream_is_client_after_client():
     plan = RoundPlan(4, (Visit(2, 2), Visit(0, 1)))
-    stream = RoundStream(plan, lambda plan, visit: iter([(plan.round_index, visit.client)] * visit.steps))
+    stream = RoundStream(plan, lambda plan, visits: (iter([(plan.round_index, v.client)] * v.steps) for v in visits))
     assert list(stream) == [(4, 2), (4, 2), (4, 0)]
     assert len(stream) == 3
     assert plan.cohort == [2, 0]
