@@ -267,7 +267,7 @@ def feature_figure(
         shown = points[clients == owner]
         shades = colors(np.searchsorted(classes, targets[clients == owner]) % colors.N)
         axes.scatter(shown[:, 0], shown[:, 1], c=shades, marker=marker, s=22, alpha=0.8, linewidths=0)
-        handles.append(Line2D([], [], color="grey", marker=marker, linestyle="", label=f"client {owner}"))
+        handles.append(Line2D([], [], color="black", marker=marker, linestyle="", label=f"client {owner}"))
     for i, target in enumerate(classes[:20]):
         name = class_names[int(target)] if class_names else str(target)
         handles.append(Line2D([], [], color=colors(i % colors.N), marker="o", linestyle="", label=name))

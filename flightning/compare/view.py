@@ -120,26 +120,35 @@ class LiveTable:
         """The table draws itself."""
 
     def table(self) -> Any:
-        """The table as it is now; of more cells than the terminal has lines, those that say most."""
+        """The table as it is now, one line per cell; of more cells than the terminal has lines, those that say most."""
+        from rich.console import Group
         from rich.table import Table
+        from rich.text import Text
 
-        table = Table(title="Comparison", title_justify="left", caption=self._caption(), caption_justify="left")
+        def line(text: str) -> Text:
+            return Text(text, no_wrap=True, overflow="ellipsis")
+
+        table = Table()
         has_settings = len({s.cell.setting for s in self._statuses}) > 1
-        for name in ["method", *(["setting"] if has_settings else []), "seed", "state"]:
-            table.add_column(name)
+        # where the terminal is narrow, texts are cut and numbers are not
+        table.add_column("method")
+        if has_settings:
+            table.add_column("setting")
+        table.add_column("seed", no_wrap=True)
+        table.add_column("state")
         for name in ("round", "accuracy", "time left"):
-            table.add_column(name, justify="right")
+            table.add_column(name, justify="right", no_wrap=True)
         for status in self._visible():
-            setting = [status.cell.setting] if has_settings else []
+            setting = [line(status.cell.setting)] if has_settings else []
             rounds = f"{status.round}/{status.max_rounds}" if status.max_rounds else ""
             left = format_seconds(status.seconds_left) if status.is_running else ""
-            names = status.cell.model, *setting, str(status.cell.seed)
+            names = [line(status.cell.model), *setting, line(str(status.cell.seed)), line(_state(status))]
             numbers = rounds, _percent(status.accuracy), left
-            table.add_row(*names, _state(status), *numbers, style=_STYLES.get(status.state))
-        return table
+            table.add_row(*names, *numbers, style=_STYLES.get(status.state))
+        return Group(table, line(self._caption()))
 
     def _visible(self) -> list[Status]:
-        room = max(self._console.size.height - 7, 5)
+        room = max(self._console.size.height - 6, 5)  # four lines frame the table, one is below it
         if len(self._statuses) <= room:
             return list(self._statuses)
         order = ("training", "starting", "failed", "waiting", "finished")

@@ -139,7 +139,8 @@ def _write(made: Report, folder: Path) -> list[Path]:
     texts = {
         "report.html": page(made.title, made.notices, made.tables, drawn, look, made.compared, made.notes),
         "report.md": made.markdown,
-        "report.tex": "".join(f"% {latex_text(n)}\n" for n in made.notices) + "\n".join(map(latex, made.tables)),
+        "report.tex": "".join(f"\\noindent\\textbf{{{latex_text(n)}}}\n\n" for n in made.notices)
+        + "\n".join(map(latex, made.tables)),
         "report.csv": tables_csv([*shown, *made.pairs]),
         "runs.csv": runs_csv(made.compared, made.quantities),
     }

@@ -54,7 +54,12 @@ def class_name(node: Any) -> str:
 
 
 def data_and_partition(summary: Mapping[str, Any], config: Mapping[str, Any]) -> tuple[str, str]:
-    """Names of the data and of their split, from the summary or else from the configuration."""
+    """Names of the data and of their split, from the summary or else from the configuration.
+
+    Example:
+        >>> data_and_partition({"data": "MNIST", "partition": "IID()"}, {})
+        ('MNIST', 'IID')
+    """
     data = config.get("data")
     inner = data.get("init_args", data) if isinstance(data, Mapping) else {}
     node = inner.get("partition") if isinstance(inner, Mapping) else None
@@ -62,4 +67,5 @@ def data_and_partition(summary: Mapping[str, Any], config: Mapping[str, Any]) ->
     arguments = node.get("init_args") if isinstance(node, Mapping) else None
     if partition and isinstance(arguments, Mapping):
         partition += "(" + ", ".join(f"{k}={v}" for k, v in arguments.items()) + ")"
-    return str(summary.get("data") or class_name(data) or "unknown data"), str(summary.get("partition") or partition)
+    partition = str(summary.get("partition") or partition).removesuffix("()")
+    return str(summary.get("data") or class_name(data) or "unknown data"), partition

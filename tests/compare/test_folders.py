@@ -137,8 +137,21 @@ def test_the_live_table_shows_what_says_most_where_cells_are_many(tmp_path):
     many = statuses(tmp_path) + [Status(cell_in(tmp_path / "x", seed=s)) for s in range(10, 40)]
     console.print(LiveTable(many, 1, console).table())
     text = console.export_text()
-    assert "29 cells are not shown" in text
+    assert "28 cells are not shown" in text
     assert "4/10" in text
+    assert len(text.splitlines()) < 12
+
+
+def test_the_live_table_cuts_texts_and_no_numbers_where_it_is_narrow(tmp_path):
+    console = Console(record=True, width=70, height=40, file=(tmp_path / "screen").open("w"))
+    console.print(LiveTable(statuses(tmp_path), 1, console).table())
+    lines = console.export_text().splitlines()
+    assert len(lines) == 3 + 4 + 2  # head, a line per cell, end of the table and the overview
+    assert max(map(len, lines)) <= 70
+    assert "4/10" in lines[3]
+    assert "81.25 %" in lines[3]
+    assert "failed (" in lines[4]
+    assert "…" in lines[4]
 
 
 def test_lines_tell_what_is_new(tmp_path, capsys):

@@ -19,7 +19,7 @@ def test_runs_are_sorted_by_method_with_the_baseline_first_and_by_seed(tmp_path)
     assert [r.seed for r in compared.of(compared.settings[0], "FedAvg")] == [2, 10]
 
 
-@pytest.mark.parametrize(("key", "values"), [("data", ("MNIST", "CIFAR10")), ("partition", ("IID()", "Shards(k=2)"))])
+@pytest.mark.parametrize(("key", "values"), [("data", ("MNIST", "CIFAR10")), ("partition", ("IID", "Shards(k=2)"))])
 def test_mixed_data_or_partitions_are_refused_unless_asked(tmp_path, key, values):
     for value in values:
         write_run(tmp_path / value, **{key: value})

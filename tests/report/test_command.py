@@ -61,7 +61,7 @@ def test_notice_stands_on_top_of_every_text(tmp_path):
     made = report([tmp_path], out=tmp_path / "out")
     assert made.notices == [notice]
     assert (tmp_path / "out" / "report.md").read_text().splitlines()[2] == f"> **{notice}**"
-    assert (tmp_path / "out" / "report.tex").read_text().startswith("% Rounds scaled down to 20 ")
+    assert (tmp_path / "out" / "report.tex").read_text().startswith(r"\noindent\textbf{Rounds scaled down to 20 ")
     assert (tmp_path / "out" / "report.html").read_text().index("Rounds scaled down") < 12000
 
 

@@ -84,7 +84,7 @@ def test_lost_framing_is_found_again_at_the_next_block():
 
 def test_rows_are_merged_by_round_and_named_by_the_configuration(tmp_path):
     run = read_run(write_log(tmp_path / "x", messages(ROWS, CONFIG, {"partition": "IID()"})))
-    assert (run.model, run.data, run.partition, run.seed) == ("FedProx", "Digits", "IID()", 7)
+    assert (run.model, run.data, run.partition, run.seed) == ("FedProx", "Digits", "IID", 7)
     assert run.rounds.tolist() == [1, 2]
     assert run.logged("val/accuracy").tolist() == [0.5, 0.6]
     assert run.logged("round/bytes_up")[0] == 10.0
@@ -140,5 +140,5 @@ def test_log_written_by_wandb_itself_is_read_back(tmp_path, monkeypatch):
     run.finish()
     wandb.teardown()  # the file is whole only when the writing process has ended
     made = report([tmp_path], out=tmp_path / "out")
-    found = made.compared.of("Digits, IID()", "FedProx")[0]
+    found = made.compared.of("Digits, IID", "FedProx")[0]
     assert (found.seed, found.finished, found.logged("val/accuracy").tolist()) == (7, True, [0.5, 0.75])
