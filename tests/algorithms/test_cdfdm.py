@@ -131,6 +131,9 @@ def test_warm_up_rounds_are_marked_and_only_they():
     _, rounds = run(CDFDM, 4, data=data(), warmup_rounds=2)
     assert [r["round/warmup"] for r in rounds] == [1, 1, 0, 0]
     assert all(r["round/extra_bytes_up"] == r["round/extra_bytes_down"] == 0 for r in rounds)
+    # set-up of the method: T_s times the weights down and up, counted in the rounds that they are
+    weights = 3 * 4 * sum(p.numel() for p in make_module(CDFDM).parameters())
+    assert sum(r["round/bytes_up"] + r["round/bytes_down"] for r in rounds if r["round/warmup"]) == 2 * 2 * weights
 
 
 def test_the_first_round_trains_on_shared_samples():

@@ -57,6 +57,12 @@ def test_leave_one_out_is_the_formula_of_the_paper():
     torch.testing.assert_close(module.received[1, 1], (tables.sum(0) - tables[1]) / 2)
 
 
+def test_a_single_client_has_nobody_to_imitate():
+    data = make_data(classes=((0, 1, 2),))
+    fd, solo = run(FD, data=data)[0], run(SOLO, data=data)[0]
+    assert_equal_nested(kept(fd), kept(solo))
+
+
 def test_sent_logits_are_the_means_of_a_clean_pass():
     class Check(Probe):
         def on_client_end(self):

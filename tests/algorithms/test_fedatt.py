@@ -76,6 +76,14 @@ def test_buffers_are_plain_means():
     assert int(module.net.fc1[1].num_batches_tracked) == int(uniform.net.fc1[1].num_batches_tracked) > 0
 
 
+def test_means_of_buffers_are_weighted_by_samples():
+    # after one round the clients' statistics are those of FedAvg, whatever happens to the weights
+    options = {"net": BatchNormNet, "data": make_data(per_class=[2, 4, 6])}
+    module, fedavg = run(FedAtt, 1, epsilon=3.0, **options)[0], run(FedAvg, 1, **options)[0]
+    for name in ("running_mean", "running_var"):
+        torch.testing.assert_close(getattr(module.net.fc1[1], name), getattr(fedavg.net.fc1[1], name))
+
+
 def test_nothing_extra_is_sent():
     _, rounds = run(FedAtt, 1)
     assert rounds[0]["round/extra_bytes_up"] == rounds[0]["round/extra_bytes_down"] == 0

@@ -56,6 +56,9 @@ def mean_of(partitioner, num_clients, seeds=5):
         (Shards(2), 100, 1.62, 0.73, 1.9, 1.9),
         (Similarity(0.0), 100, 1.80, 1.00, 1.0, 1),
         (Similarity(0.1), 100, 1.61, 0.78, 1.7, 10),
+        (ClassesPerClient(1), 100, 1.8, 1.00, 1, 1),
+        (ClassesPerClient(2), 100, 1.6, 0.70, 2.0, 2),
+        (ClassesPerClient(3), 100, 1.4, 0.53, 3.0, 3),
     ],
     ids=str,
 )
@@ -68,6 +71,34 @@ def test_reference_table(partitioner, num_clients, emd, js, effective, held):
     assert got[1] == pytest.approx(js, abs=0.05 + slack)
     assert got[2] == pytest.approx(effective, abs=0.5)
     assert got[3] == pytest.approx(held, abs=0.3 + 10 * slack)
+
+
+# smallest and largest client of the table (means of 5 seeds), and their standard deviations measured over 20 seeds
+@pytest.mark.parametrize(
+    ("partitioner", "num_clients", "table", "deviations"),
+    [
+        (IID(), 10, (5000, 5000), (0, 0)),
+        (IID(), 100, (500, 500), (0, 0)),
+        (Dirichlet(5.0), 10, (4152, 5778), (190, 300)),
+        (Dirichlet(5.0), 100, (367, 609), (23, 21)),
+        (Dirichlet(0.5), 10, (2915, 6935), (600, 510)),
+        (Dirichlet(0.5), 100, (140, 1001), (33, 140)),
+        (Dirichlet(0.5, balance=False), 10, (2558, 8338), (690, 1400)),
+        (Dirichlet(0.5, balance=False), 100, (118, 1251), (26, 100)),
+        (Dirichlet(0.1), 10, (1571, 8188), (670, 900)),
+        (Dirichlet(0.1), 100, (17, 1999), (4.5, 390)),
+        (DirichletPerClient(0.6), 100, (500, 500), (0, 0)),
+        (Shards(2), 100, (500, 500), (0, 0)),
+        (Similarity(0.1), 100, (500, 500), (0, 0)),
+    ],
+    ids=str,
+)
+def test_sizes_of_the_reference_table(partitioner, num_clients, table, deviations):
+    sizes = [[len(part) for part in partitioner(LABELS, num_clients, seed)] for seed in range(10)]
+    got = np.mean([(min(own), max(own)) for own in sizes], axis=0)
+    # difference of a mean of 10 and one of 5: two and a half standard errors
+    allowed = 2.5 * np.array(deviations) * np.sqrt(1 / 5 + 1 / 10)
+    assert np.all(np.abs(got - table) <= allowed)
 
 
 def test_unbalanced_dirichlet_has_the_distance_of_its_shares():

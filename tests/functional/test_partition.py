@@ -29,6 +29,7 @@ from flightning.functional.partition import (
     proportional_test_split,
     shard_split,
     similarity_split,
+    sized_split,
     sorted_mix_split,
 )
 
@@ -129,6 +130,33 @@ def test_dirichlet_gives_up_after_capped_draws_with_a_remedy():
     assert time.perf_counter() - start < 20
 
 
+def test_dirichlet_of_strong_skew_and_many_clients_is_found_before_the_cap():
+    # the reference needed 1 to 13 restarts here
+    labels = np.repeat(np.arange(10), 5000)
+    for seed in range(10):
+        assert min(sizes(dirichlet_split(labels, 100, rng(seed), alpha=0.1))) >= 10
+
+
+@pytest.mark.parametrize(
+    "split",
+    [
+        lambda: iid_split(LABELS, 5, rng(), stratified=True),
+        lambda: dirichlet_split(LABELS, 5, rng(), alpha=0.5),
+        lambda: dirichlet_per_client_split(LABELS, 5, rng(), alpha=0.5),
+        lambda: shard_split(LABELS, 5, rng(), per_client=2),
+        lambda: classes_split(LABELS, 5, rng(), classes=4),
+        lambda: similarity_split(LABELS, 5, rng(), similarity=0.1),
+        lambda: mixed_split(LABELS, 5, rng(), classes=4),
+        lambda: mix(),
+        lambda: natural_split(LABELS, 5, rng()),
+    ],
+)
+def test_the_samples_of_a_client_are_shuffled(split):
+    # without shuffling in training their order would decide what is learned last
+    for part in split():
+        assert np.count_nonzero(np.diff(LABELS[part])) > len(part) / 10
+
+
 def test_dirichlet_keeps_min_size():
     assert min(sizes(dirichlet_split(LABELS, 10, rng(), alpha=0.5, min_size=25))) >= 25
 
@@ -141,7 +169,28 @@ def test_shards_hold_the_paper_arithmetic():
 
 
 def test_shards_deal_the_tail_of_an_uneven_cut():
-    assert sum(sizes(shard_split(LABELS[:599], 7, rng(), per_client=3))) == 599
+    # 599 = 21 * 28 + 11: eleven shards of 29 and ten of 28, three for each client
+    parts = shard_split(LABELS[:599], 7, rng(), per_client=3)
+    assert sum(sizes(parts)) == 599
+    assert set(sizes(parts)) <= {84, 85, 86, 87}
+    assert sorted(sizes(shard_split(LABELS[:599], 21, rng(), per_client=1))) == [28] * 10 + [29] * 11
+
+
+def test_shards_keep_the_order_of_the_samples_inside_a_class():
+    # a stable sort: with one shard per client each holds neighbours of one class
+    labels = np.tile([0, 1], 30)
+    for part in shard_split(labels, 6, rng(), per_client=1):
+        assert np.diff(np.sort(part)).tolist() == [2] * 9
+
+
+def test_a_shard_may_straddle_two_classes_and_two_shards_show_one():
+    # 40 and 20 samples in four shards of 15: shard 2 holds the end of class 0 and the beginning of class 1
+    held = {
+        tuple(np.count_nonzero(label_counts(labels, shard_split(labels, 2, rng(seed), per_client=2)), axis=1).tolist())
+        for labels in [np.repeat([0, 1], [40, 20])]
+        for seed in range(20)
+    }
+    assert held == {(1, 2), (2, 1), (2, 2)}
 
 
 def test_shards_refuse_more_shards_than_samples():
@@ -159,6 +208,28 @@ def test_every_client_holds_exactly_so_many_classes(assignment, count):
 @pytest.mark.parametrize("assignment", ["random", "balanced", "consecutive", "blocks"])
 def test_all_classes_are_held_when_there_are_enough_clients(assignment):
     assert class_holders(10, 10, rng(), classes=2, assignment=assignment).any(axis=0).all()
+
+
+def test_random_assignment_begins_with_the_class_of_the_clients_number():
+    holders = class_holders(10, 37, rng(), classes=2)
+    assert all(holders[client, client % 10] for client in range(37))
+    # the others are random: not all clients of class 0 share their second class
+    assert len({tuple(row) for row in holders[::10].tolist()}) > 1
+
+
+def test_balanced_classes_give_clients_of_equal_size():
+    assert sizes(classes_split(LABELS, 20, rng(), classes=3, assignment="balanced")) == [30] * 20
+
+
+def test_a_thousand_devices_as_in_fedprox():
+    labels = np.repeat(np.arange(10), 6000)
+    parts = classes_split(labels, 1000, rng(), classes=2, assignment="consecutive", sigma=2.0, least=5)
+    counts = label_counts(labels, parts)
+    for device in range(1000):
+        assert np.flatnonzero(counts[device]).tolist() == sorted({device % 10, (device + 1) % 10})
+    assert counts[counts > 0].min() >= 5
+    # lognormal shares of a log standard deviation of 2: the largest device has many times the median
+    assert counts.sum(axis=1).max() > 10 * np.median(counts.sum(axis=1))
 
 
 def test_balanced_assignment_gives_each_class_equally_many_holders():
@@ -202,6 +273,17 @@ def test_similarity_zero_sorts_and_one_is_iid():
     assert counts.min() > 10
 
 
+def test_similarity_deals_the_share_asked_for_at_random():
+    # 60 of 600 samples are dealt at random; the other 540 are sorted, 54 for each of 10 clients. Class k lies between
+    # the clients k - 1 and k + 1, since a class that lost more than others to the pool ends a little early.
+    counts = label_counts(LABELS, similarity_split(LABELS, 10, rng(), similarity=0.1))
+    own = np.diag(counts)
+    far = np.abs(np.subtract.outer(np.arange(10), np.arange(10))) > 1
+    assert own.min() >= 40
+    assert 30 <= counts[far].sum() <= 60
+    assert sizes(similarity_split(LABELS, 10, rng(), similarity=0.1)) == [60] * 10
+
+
 @pytest.mark.parametrize("similarity", [0.0, 0.1, 0.37, 1.0])
 def test_similarity_sizes_differ_by_at_most_one(similarity):
     assert np.ptp(sizes(similarity_split(LABELS[:593], 7, rng(), similarity=similarity))) <= 1
@@ -233,6 +315,15 @@ def test_dirichlet_quantity_shares_reach_min_size():
     assert drawn.min() >= 5
 
 
+def test_quantity_skew_leaves_the_contents_iid():
+    labels = np.repeat(np.arange(10), 1000)
+    drawn = dirichlet_sizes(10_000, 5, rng(), alpha=0.5, min_size=500)
+    for part in sized_split(drawn, 10_000, rng()):
+        # shares of 10 classes in n samples: a standard deviation of 0.3 / sqrt(n) each
+        shares = np.bincount(labels[part], minlength=10) / len(part)
+        assert np.abs(shares - 0.1).max() < 4 * 0.3 / np.sqrt(len(part))
+
+
 def test_lognormal_sizes_have_the_log_spread_asked_for():
     # log sizes of so many clients have a standard deviation of sigma within 2 %
     drawn = lognormal_sizes(100_000_000, 20_000, rng(), sigma=0.7, min_size=0)
@@ -262,6 +353,27 @@ def mix(**kwargs):
 
 def test_sorted_mix_drops_the_leftover_and_keeps_the_sizes():
     assert all(20 <= size <= 50 for size in sizes(mix()))
+
+
+def test_sorted_mix_draws_sizes_from_low_to_high_inclusive():
+    drawn = {size for seed in range(30) for size in sizes(sorted_mix_split(LABELS, 10, rng(seed), sorted_fraction=0.5,
+                                                                            low=4, high=6))}  # fmt: skip
+    assert drawn == {4, 5, 6}
+
+
+def test_sorted_mix_takes_the_rounded_share_of_each_client_from_the_sorted_list():
+    # all labels differ and the sorted list is the data itself: client k holds the next round(P y_k) of it
+    labels, position = np.arange(1000), 0
+    for part in sorted_mix_split(labels, 10, rng(), sorted_fraction=0.6, low=20, high=50, overlap=True):
+        share = round(0.6 * len(part))
+        assert set(range(position, position + share)) <= set(part.tolist())
+        position += share
+
+
+def test_sorted_mix_of_the_paper_leaves_a_third_of_mnist():
+    # 100 sizes between 120 and 600: 36 000 expected, with a standard deviation of 10 * 139
+    kept = [sum(sizes(sorted_mix_split(np.arange(60_000) // 6000, 100, rng(s), sorted_fraction=0.6))) for s in range(5)]
+    assert np.mean(kept) == pytest.approx(36_000, abs=2_000)
 
 
 def test_sorted_mix_gives_all_the_leftover_to_the_smallest_when_literal():
