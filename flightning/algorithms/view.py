@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from lightning.pytorch.utilities.data import extract_batch_size
@@ -24,6 +24,7 @@ class FederatedView(PersonalEvaluation):
 
     client_state: State
     _held: Weights | None = None
+    _held_buffers: dict[str, tuple[dict[str, Tensor | None], str]] | None = None
     _persistent: set[str]
     _has_buffers: bool
     _feature_layer: str | None
@@ -117,14 +118,22 @@ class FederatedView(PersonalEvaluation):
         with self._taps.paused():
             return frozen_forward(self.forward_root, named, args, kwargs, until, before, training)
 
-    def hold_parameters(self) -> None:
-        """Remember which parameters are trained: a walk over all layers for each client would show in small models."""
-        self.release_parameters()
+    def hold_layers(self) -> None:
+        """Remember where the weights are: a walk over all layers for each client would show in small models."""
+        self.release_layers()
         self._held = self.trainable()
+        # a layer may replace a buffer by another tensor
+        self._held_buffers = {n: (home, own) for n, home, own in self._buffer_homes() if n in self._persistent}
 
-    def release_parameters(self) -> None:
+    def release_layers(self) -> None:
         """Look again at the layers whenever somebody asks."""
-        self._held = None
+        self._held = self._held_buffers = None
+
+    def _buffer_homes(self) -> Iterator[tuple[str, dict[str, Tensor | None], str]]:
+        for prefix, layer in self.named_modules():
+            for own, buffer in layer._buffers.items():
+                if buffer is not None:
+                    yield f"{prefix}.{own}" if prefix else own, layer._buffers, own
 
     def trainable(self) -> Weights:
         """Live parameters that are trained, by name; updates of clients are over these."""
@@ -140,8 +149,10 @@ class FederatedView(PersonalEvaluation):
         """Live trained parameters and persistent buffers, by name."""
         if not self._has_buffers:
             return self.trainable()
-        buffers = {n: b for n, b in self.named_buffers() if n in self._persistent}
-        return {**self.trainable(), **buffers}
+        homes = self._held_buffers
+        if homes is None:
+            homes = {n: (home, own) for n, home, own in self._buffer_homes() if n in self._persistent}
+        return {**self.trainable(), **{n: cast(Tensor, home[own]) for n, (home, own) in homes.items()}}
 
     def zeros_like_parameters(self) -> Weights:
         """A zero for every trained parameter, in at least single precision."""

@@ -6,6 +6,7 @@ import csv
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
 
@@ -213,16 +214,22 @@ def _personal_hits(module: FederatedMixin, tests: LocalTests, batch_size: int, p
     """Right answers of each client's own weights on its own test set."""
     hits = torch.zeros(len(tests.parts), dtype=torch.float64)
     replaced: set[str] = set()
-    for client in range(processes.rank, len(tests.parts), processes.count):
-        part = tests.parts[client]
-        if not len(part):
-            continue
+    own_batches = {
+        client: [part[i : i + batch_size] for i in range(0, len(part), batch_size)]
+        for client, part in enumerate(tests.parts)
+        if client % processes.count == processes.rank and len(part)
+    }
+    batches = tests.source.batches(
+        [batch for own in own_batches.values() for batch in own]
+    )  # small ones are read together
+    module.hold_layers()
+    for client, orders in own_batches.items():
         own = module.personal_weights(client)
         # only what differs from the weights that are in the module now
         module.load_weights({**{name: module.global_weights[name] for name in replaced - own.keys()}, **own})
         replaced = set(own)
-        batches = [part[i : i + batch_size] for i in range(0, len(part), batch_size)]
-        hits[client] = sum(float(_right_answers(module, batch).sum()) for batch in tests.source.batches(batches))
+        hits[client] = sum(float(_right_answers(module, batch).sum()) for batch in islice(batches, len(orders)))
+    module.release_layers()
     module.load_global_weights()
     return hits
 

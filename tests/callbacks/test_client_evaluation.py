@@ -272,9 +272,26 @@ def test_500_clients_of_20_samples_cost_less_than_two_passes_over_the_union():
     assert seconds[1] < 2 * seconds[0]
 
 
-def count(module, data):
-    from flightning.callbacks.client_evaluation import _evaluating, _global_hits
+def test_personal_weights_cost_one_pass_per_client_and_no_walk_over_the_layers():
+    """Seconds are measured by `python -m benchmarks.evaluation`."""
+    samples = torch.randn(600, 64), torch.arange(600) % 10
+    data = FederatedDataModule.from_dataset(samples, samples, num_clients=30, partition=IID(), batch_size=20)
+    module = FedBN(net=BatchNormNet, input_shape=(64,), num_classes=10)
+    fit(module, data, 1, Federation(local_steps=1), limit_val_batches=0)
+    calls, walks = [], []
+    module.named_modules = lambda *args, **kwargs: (
+        walks.append(1) or type(module).named_modules(module, *args, **kwargs)
+    )
+    with module.register_forward_hook(lambda *args: calls.append(len(args[1][0]))):
+        count(module, data, personal=True)
+    assert calls == [20] * 30
+    assert len(walks) < 10
+
+
+def count(module, data, personal=False):
+    from flightning.callbacks.client_evaluation import _evaluating, _global_hits, _personal_hits
     from flightning.strategies.processes import Processes
 
     with _evaluating(module):
-        return _global_hits(module, data.local_tests, data.eval_batch_size, Processes())
+        hits = _personal_hits if personal else _global_hits
+        return hits(module, data.local_tests, data.eval_batch_size, Processes())
