@@ -5,13 +5,21 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
+import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.pooling import _AdaptiveAvgPoolNd, _AdaptiveMaxPoolNd, _AvgPoolNd, _MaxPoolNd
 
 from flightning.errors import ConfigurationError, nearest
 
-__all__ = ["batch_norm_names", "block_names", "last_linear", "truncated_forward", "truncated_input"]
+__all__ = [
+    "arrange_convolutions",
+    "batch_norm_names",
+    "block_names",
+    "last_linear",
+    "truncated_forward",
+    "truncated_input",
+]
 
 _POOLINGS = (_MaxPoolNd, _AvgPoolNd, _AdaptiveMaxPoolNd, _AdaptiveAvgPoolNd)
 
@@ -189,3 +197,17 @@ def _run_until(
             "Name another layer."
         )
     return value
+
+
+def arrange_convolutions(module: nn.Module, channels_last: bool) -> None:
+    """Put the weights of two-dimensional convolutions into one memory order or the other, in place.
+
+    Example:
+        >>> net = nn.Sequential(nn.Conv2d(3, 4, 5), nn.Flatten(), nn.Linear(4, 2))
+        >>> arrange_convolutions(net, channels_last=True)
+        >>> net(torch.ones(1, 3, 5, 5)).shape, net[0].weight.is_contiguous(memory_format=torch.channels_last)
+        (torch.Size([1, 2]), True)
+    """
+    for layer in module.modules():
+        if isinstance(layer, nn.Conv2d | nn.ConvTranspose2d):
+            layer.to(memory_format=torch.channels_last if channels_last else torch.contiguous_format)

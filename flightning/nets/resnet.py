@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Literal
 
+import torch
 from torch import Tensor, nn
 
 from flightning.errors import ConfigurationError
@@ -26,7 +27,7 @@ def norm_layer(norm: str, channels: int) -> nn.Module:
 def conv_norm(inputs: int, outputs: int, kernel_size: int, stride: int, norm: str, *, relu: bool) -> nn.Sequential:
     """One convolution of a residual branch with its normalization and, on request, its ReLU."""
     conv = nn.Conv2d(inputs, outputs, kernel_size, stride, padding=kernel_size // 2, bias=False)
-    layers: list[nn.Module] = [conv, norm_layer(norm, outputs)]
+    layers: list[nn.Module] = [conv.to(memory_format=torch.channels_last), norm_layer(norm, outputs)]
     return nn.Sequential(*layers, nn.ReLU()) if relu else nn.Sequential(*layers)
 
 

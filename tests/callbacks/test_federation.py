@@ -738,3 +738,40 @@ def test_randomness_of_a_client_does_not_depend_on_the_others():
 def test_the_same_seed_gives_the_same_weights_bit_for_bit():
     first, second = (run(FedAvg, 2, federation=Federation(seed=3))[0] for _ in range(2))
     assert_same(first, second)
+
+
+# --- memory order of convolutions -------------------------------------------------------------------------------------
+
+
+class ConvNet(nn.Module):
+    """A network of a user: two convolutions in the default memory order."""
+
+    def __init__(self, input_shape, num_classes):
+        super().__init__()
+        self.conv1, self.conv2 = nn.Conv2d(1, 4, 3), nn.Conv2d(4, 8, 3)
+        self.head = nn.Linear(8 * 16, num_classes)
+
+    def forward(self, x):
+        return self.head(self.conv2(self.conv1(x).relu()).relu().flatten(1))
+
+
+def fit_conv(**kwargs):
+    samples = torch.rand(24, 1, 8, 8, generator=torch.Generator().manual_seed(0)), torch.arange(24) % 3
+    data = FederatedDataModule.from_dataset(samples, samples, num_clients=2, partition=IID(), batch_size=4)
+    torch.manual_seed(0)
+    module = FedAvg(net=ConvNet, input_shape=(1, 8, 8), num_classes=3)
+    fit(module, data, 2, Federation(**kwargs))
+    return module
+
+
+@pytest.mark.parametrize("channels_last", [None, True, False])
+def test_convolutions_keep_the_memory_order_that_was_asked_for(channels_last):
+    weight = fit_conv(channels_last=channels_last).net.conv2.weight
+    assert weight.is_contiguous(memory_format=torch.channels_last) is bool(channels_last)
+    assert weight.is_contiguous() is not bool(channels_last)
+
+
+def test_memory_order_changes_no_result():
+    plain, last = (fit_conv(channels_last=choice).state_dict() for choice in (False, True))
+    for name, weight in plain.items():
+        torch.testing.assert_close(weight, last[name])
