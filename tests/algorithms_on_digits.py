@@ -48,9 +48,8 @@ class BatchNormNet(Net):
 
 def make_module(name, net=DropoutNet, **kwargs):
     torch.manual_seed(0)
-    return getattr(flightning.algorithms, name)(
-        **{"net": net, "input_shape": (1, 8, 8), "num_classes": 10, **_ARGUMENTS.get(name, {}), **kwargs}
-    )
+    cls = getattr(flightning.algorithms, name) if isinstance(name, str) else name
+    return cls(**{"net": net, "input_shape": (1, 8, 8), "num_classes": 10, **_ARGUMENTS.get(name, {}), **kwargs})
 
 
 def make_digits(augmented=False, **kwargs):
@@ -65,7 +64,7 @@ def make_federation(name, **kwargs):
 def run(
     name, rounds=2, net=DropoutNet, federation=None, data=None, callbacks=(), ckpt_path=None, arguments=None, **kwargs
 ):
-    """Fit an algorithm on the digits and return module and trainer; ``arguments`` are those of the algorithm."""
+    """Fit an algorithm, by name or class, on the digits and return module and trainer; ``arguments`` are its own."""
     module = make_module(name, net, **(arguments or {}))
     options = {"gradient_clip_val": 0.5, **kwargs}
     trainer = make_trainer(rounds, make_federation(name, **(federation or {})), callbacks, **options)

@@ -103,6 +103,7 @@ algorithm would be ignored: write the mixins first, `class Wrong(FederatedMixin,
         self._taps = LayerTaps(self)
         self._stays_in_place = False
         self._feature_layer: str | None = None
+        self._restored_weights: Weights = {}
         self._takes: dict[str, int] = {}
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -210,7 +211,7 @@ algorithm would be ignored: write the mixins first, `class Wrong(FederatedMixin,
         """Take the live weights as global weights and let the algorithm prepare itself."""
         self.num_clients, self.buffer_policy = num_clients, buffer_policy
         self.setup_bytes, self._feature_layer = 0, None
-        self.release_parameters()
+        self.release_layers()
         self._persistent = set(self.state_dict())
         self._has_buffers = any(n in self._persistent for n, _ in self.named_buffers())
         self._trained = set(self.trainable())
@@ -223,6 +224,8 @@ algorithm would be ignored: write the mixins first, `class Wrong(FederatedMixin,
         self._stays_in_place = self.device.type == "cpu" and not any(
             is_overridden(hook, owner) for hook in hooks for owner in owners
         )
+        self.set_global_weights(self._restored_weights)
+        self._restored_weights = {}
         self.server_state.to(self.device)
         self.on_federation_start()
 
@@ -352,7 +355,15 @@ algorithm would be ignored: write the mixins first, `class Wrong(FederatedMixin,
             "server": dict(self.server_state.values),
             "clients": self.client_states.state_dict(),
             "setup_bytes": self.setup_bytes,
+            "global": self._finer_global_weights(),
         }
+
+    def _finer_global_weights(self) -> Weights:
+        """Global weights that the live ones, which Lightning saves, hold in lower precision."""
+        if not self.global_weights:
+            return {}
+        live = self.live_weights()
+        return {n: w for n, w in self.global_weights.items() if w.dtype != live[n].dtype}
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Restore the declared state."""
@@ -367,6 +378,7 @@ algorithm would be ignored: write the mixins first, `class Wrong(FederatedMixin,
         self.server_state.replace(kept["server"])
         self.client_states.load_state_dict(kept["clients"])
         self.setup_bytes = kept["setup_bytes"]
+        self._restored_weights = kept.get("global", {})
 
     def _check_weights(self, kept: Mapping[str, Tensor]) -> None:
         own = self.state_dict()

@@ -12,10 +12,10 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
-from lightning.pytorch import LightningModule
 from lightning.pytorch.utilities.data import extract_batch_size
 from torch import Tensor
 
+from flightning.algorithms.local_logs import LocalLogs
 from flightning.algorithms.observe import LayerTaps
 from flightning.algorithms.shared_metrics import SharedMetrics
 from flightning.algorithms.state import ClientStates
@@ -23,7 +23,7 @@ from flightning.algorithms.state import ClientStates
 __all__ = ["PersonalEvaluation"]
 
 
-class PersonalEvaluation(LightningModule):
+class PersonalEvaluation(LocalLogs):
     """Run evaluation steps for every client with weights of its own."""
 
     global_weights: dict[str, Tensor]

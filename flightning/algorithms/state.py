@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -104,6 +104,16 @@ class ClientStates:
     def hear(self, told: dict[int, Any]) -> None:
         """Take in what another process tells."""
         self._kept.update(told)
+
+    def detour(self, client: int, rank: int) -> int:
+        """What it costs more to train a client on this process than where its state is, in local steps."""
+        return 0
+
+    def fetch(self, ranks: Mapping[int, int]) -> None:
+        """Bring states to the processes that train their clients, where they are not there already."""
+
+    def deliver(self, changed: Iterable[int]) -> None:
+        """Bring the states that this process has changed to where they are kept, where `told` does not."""
 
     def check(self) -> None:
         """Refuse what cannot work before a fit starts."""

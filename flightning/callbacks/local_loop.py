@@ -58,7 +58,7 @@ def warn_about_batch_hooks(trainer: Trainer) -> None:
         if hooks:
             warnings.warn(
                 f"`{type(listener).__name__}` overrides {' and '.join(f'`{h}`' for h in hooks)}, which "
-                "`federation.local_loop=fused` calls once per client, with all its batches, and not for each of them: "
+                "`federation.local_loop=fused` calls with whole clients, and not for each of their batches: "
                 "set `local_loop: lightning` where it needs every local batch.",
                 stacklevel=2,
             )

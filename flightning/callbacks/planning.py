@@ -103,12 +103,18 @@ class Planner:
         return RoundPlan(round_index, tuple(visits))
 
     def part(self, plan: RoundPlan, processes: Processes) -> RoundPlan:
-        """What this process trains of a round: the longest clients are dealt first."""
+        """What this process trains of a round."""
         if not processes.split_clients:
             return plan
-        ranks = assign([v.steps for v in plan.visits], processes.count)
-        own = tuple(v for v, rank in zip(plan.visits, ranks, strict=True) if rank == processes.rank)
-        return RoundPlan(plan.round_index, own)
+        ranks = self.ranks(plan, processes)
+        return RoundPlan(plan.round_index, tuple(v for v in plan.visits if ranks[v.client] == processes.rank))
+
+    def ranks(self, plan: RoundPlan, processes: Processes) -> dict[int, int]:
+        """Which process trains which client: the longest clients are dealt first, and state does not travel idly."""
+        cohort, states = plan.cohort, self.module.client_states
+        steps = [v.steps for v in plan.visits]
+        ranks = assign(steps, processes.count, lambda i, rank: states.detour(cohort[i], rank))
+        return dict(zip(cohort, ranks, strict=True))
 
     def client(self, client: int) -> Client:
         """A client at the start of its round."""

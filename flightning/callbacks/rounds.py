@@ -14,6 +14,7 @@ from flightning.algorithms.base import Client, FederatedMixin
 from flightning.callbacks.listener import RoundListener
 from flightning.callbacks.planning import Planner
 from flightning.callbacks.record import RoundRecord
+from flightning.datamodules.stream import RoundPlan, Visit
 from flightning.errors import ClientError
 from flightning.functional.aggregation import Payload, Reducer, is_finite
 from flightning.functional.seeding import seed_global_generators
@@ -52,19 +53,26 @@ class Round:
         self.settings, self.module, self.planner, self.processes = settings, module, planner, processes
         self.optimizer = optimizer
         self.plan = planner.plan(round_index)
-        self.visits = planner.part(self.plan, processes).visits
+        self.visits = self._own_visits(self.plan)
         self.record = RoundRecord(settings.serialisation_overhead)
         self.is_finished = False
         self._reducer = Reducer(module.reductions)
         self._position = self._step_in_visit = 0
         self._listeners = [c for c in module.trainer.callbacks if isinstance(c, RoundListener)]  # type: ignore[attr-defined]
         self._changed: list[int] = []  # clients whose state this process has changed
-        module.hold_parameters()
+        self._counted_steps = self._steps_taken.completed
+        module.hold_layers()
         module.cohort = self.plan.cohort
         module.cohort_weights = {c: planner.weight(c) for c in self.plan.cohort}
         module.num_training_clients = planner.num_training_clients
         self._seed_server()
         module.on_round_start()
+
+    def _own_visits(self, plan: RoundPlan) -> tuple[Visit, ...]:
+        """What this process trains of a round; the states of these clients are brought here."""
+        if self.processes.split_clients:
+            self.module.client_states.fetch(self.planner.ranks(plan, self.processes))
+        return self.planner.part(plan, self.processes).visits
 
     def _seed_server(self) -> None:
         """What the server draws is the same on every process, whichever clients it has trained."""
@@ -109,14 +117,16 @@ class Round:
     # --- clients ------------------------------------------------------------------------------------------------
 
     def _begin_client(self, client: int) -> None:
-        module = self.module
-        own = (self.processes.rank,) if self.processes.split_batches and self.processes.rank else ()
-        seed_global_generators(self.settings.seed, self.plan.round_index, client, *own)
+        module, keys = self.module, (self.settings.seed, self.plan.round_index, client)
+        seed_global_generators(*keys)
         download = module.download(client)
         self._count("down", download)
         module.load_client(self.planner.client(client), download)
+        if self.processes.split_batches and self.processes.rank:
+            # what the client begins with is the same on all processes; dropout on different samples is not
+            seed_global_generators(*keys, self.processes.rank)
         self.optimizer.state.clear()
-        if self._keeps_optimizer:
+        if self.settings.keeps_optimizer:
             _restore_optimizer(self.optimizer, module.client_state.optimizer)
 
     def _end_client(self) -> None:
@@ -129,7 +139,7 @@ class Round:
             if not is_finite({**upload, "kept": module.client_state.weights}):
                 self._handle_bad_update(client, "local training", self.record)
                 return
-            if self._keeps_optimizer:
+            if self.settings.keeps_optimizer:
                 module.client_state.optimizer = _optimizer_state(self.optimizer)
             self._reducer.add(client.id, client.weight, module.receive(upload))
             for listener in self._listeners:
@@ -162,13 +172,13 @@ class Round:
             self._second_exchange()
         module.on_round_end()
         module.client = None
-        module.release_parameters()
+        module.release_layers()
         self.planner.refresh()
 
     def _second_exchange(self) -> None:
         module = self.module
         reducer, record = Reducer(module.reductions), RoundRecord(self.settings.serialisation_overhead)
-        for visit in self.planner.part(self.planner.plan(self.plan.round_index + 1), self.processes).visits:
+        for visit in self._own_visits(self.planner.plan(self.plan.round_index + 1)):
             # the global weights that this client receives here replace its next download
             client = self.planner.client(visit.client)
             module.load_client(client, {})
@@ -195,26 +205,44 @@ class Round:
             record.average(self.processes.gather(record.losses))
         states = self.module.client_states
         precision = self.module.trainer.precision_plugin
-        told = {"record": record.told(), "states": states.told(self._changed), "precision": precision.state_dict()}
+        told = {
+            "record": record.told(),
+            "states": states.told(self._changed),
+            "precision": precision.state_dict(),
+            "logs": self.module.take_logs(),
+            "steps": self._steps_taken.completed - self._counted_steps,
+        }
         gathered = self.processes.merge(reducer, told)
+        self.module.hear_logs([theirs["logs"] for theirs in gathered])
+        self._count_steps_of_all(sum(theirs["steps"] for theirs in gathered) - told["steps"])
         for rank, theirs in enumerate(gathered):
             if rank != self.processes.rank and self.processes.split_clients:
                 record.add(theirs["record"])
                 states.hear(theirs["states"])
+        states.deliver(self._changed)
         if self.processes.split_clients and told["precision"]:
             # gradient scalers have lived apart: all go on with the most careful one, as a resumed run does
             precision.load_state_dict(min((theirs["precision"] for theirs in gathered), key=lambda s: s["scale"]))
         record.sort(self.plan.cohort)
         self._changed.clear()
 
+    @property
+    def _steps_taken(self) -> Any:
+        return self.module.trainer.fit_loop.epoch_loop.automatic_optimization.optim_progress.optimizer.step.total
+
+    def _count_steps_of_all(self, others: int) -> None:
+        """Let Lightning count the steps of other processes, too.
+
+        `trainer.global_step` is then the same on all processes and in one process. A checkpoint callback saves nothing
+        where it stands still, and the others would wait for a process that was idle in this round.
+        """
+        self._steps_taken.ready += others
+        self._steps_taken.completed += others
+        self._counted_steps = self._steps_taken.completed
+
     def _count(self, direction: str, payload: Payload, record: RoundRecord | None = None) -> None:
         if not self.module.pools_data:  # pooled data and model are in one place: nothing crosses a network
             (record or self.record).count(direction, payload)
-
-    @property
-    def _keeps_optimizer(self) -> bool:
-        chosen = self.settings.persist_client_optimizer
-        return self.module.keeps_optimizer if chosen is None else chosen
 
 
 def _parameters(optimizer: Optimizer) -> list[Tensor]:

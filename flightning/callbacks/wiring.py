@@ -12,12 +12,13 @@ from lightning.pytorch.callbacks import Timer
 from lightning.pytorch.callbacks.timer import Interval
 
 from flightning.algorithms.base import FederatedMixin
-from flightning.algorithms.state import ClientStates
+from flightning.algorithms.state import ClientStates, worth_keeping
 from flightning.algorithms.stored_states import KeepsReferences, StoredClientStates
 from flightning.datamodules.base import FederatedDataModule
 from flightning.strategies.processes import Processes
+from flightning.strategies.spread_states import SpreadClientStates
 
-__all__ = ["connect_processes", "store_client_states"]
+__all__ = ["connect_processes", "spread_client_states", "store_client_states"]
 
 #: Hooks in which a module may sum up an evaluation by itself.
 _SUMMARIES = ("batch_end", "epoch_end", "end")
@@ -31,6 +32,7 @@ def connect_processes(
     spreads = processes.count > 1 and not _sums_up_itself(module)
     data.evaluation_shard = (processes.rank, processes.count) if spreads else (0, 1)
     module.gather_evaluation = processes.gather if spreads else None
+    module.splits_clients = processes.split_clients
     if processes.count == 1:
         return
     # what is logged without an exchange is the same on all processes: it was brought together before
@@ -47,7 +49,7 @@ def store_client_states(trainer: Trainer, module: FederatedMixin, folder: str | 
     if isinstance(checkpoint_io, KeepsReferences):  # of a fit before
         checkpoint_io = cast(CheckpointIO, checkpoint_io.checkpoint_io)
     if folder is None:
-        module.client_states = ClientStates() if isinstance(before, StoredClientStates) else before
+        module.client_states = before if type(before) is ClientStates else ClientStates()
     else:
         states = StoredClientStates(_run_folder(trainer) / folder)
         if isinstance(before, StoredClientStates) and before.folder == states.folder:
@@ -56,6 +58,21 @@ def store_client_states(trainer: Trainer, module: FederatedMixin, folder: str | 
     if module.client_states is not before and len(before):
         module.client_states.load_state_dict(before.state_dict())
     trainer.strategy.checkpoint_io = checkpoint_io
+
+
+def spread_client_states(module: FederatedMixin, processes: Processes, keeps_optimizer: bool) -> bool:
+    """Spread the states of clients over processes that train different ones; whether that changes who trains whom.
+
+    Files are seen by all processes. Where clients keep weights of their own, every process needs all of them: each
+    evaluates every client on its part of the validation samples.
+    """
+    keeps = keeps_optimizer or len(worth_keeping(dict.fromkeys(module.client_state.declared)))
+    if not (processes.split_clients and keeps) or module.has_personal_weights:
+        return False
+    if isinstance(module.client_states, StoredClientStates):
+        return False
+    module.client_states = SpreadClientStates(processes, module.client_states.state_dict())
+    return True
 
 
 def _run_folder(trainer: Trainer) -> Path:

@@ -108,7 +108,10 @@ class Reducer:
             if name not in self.rules:
                 raise KeyError(f"upload `{name}` has no reduction: declare one of {REDUCTIONS} in `reductions`.")
             if self.rules[name] == "stack":
-                kept = apply_to_collection(upload[name], Tensor, lambda t: t.detach().clone())
+                # one memory order, so that norms have the same last bits on every process
+                kept = apply_to_collection(
+                    upload[name], Tensor, lambda t: t.detach().clone(memory_format=torch.contiguous_format)
+                )
                 self.stacks.setdefault(name, {})[client] = kept
         for path, tensor in flat_items({n: v for n, v in upload.items() if self.rules[n] != "stack"}):
             if not tensor.is_floating_point() and self.rules[path[0]] != "sum":

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import heapq
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 __all__ = ["assign"]
 
 
-def assign(steps: Sequence[int], processes: int) -> list[int]:
-    """Deal clients to processes so that these finish together: the longest first, each to the least busy process.
+def assign(steps: Sequence[int], processes: int, detour: Callable[[int, int], int] | None = None) -> list[int]:
+    """Deal clients to processes so that these finish together: the longest first, each to where it ends first.
 
     Args:
         steps: Local steps of each client.
         processes: How many processes.
+        detour: Steps that client ``i`` costs more on process ``r`` than elsewhere; ``None`` for nothing.
 
     Returns:
         Process of each client.
@@ -23,11 +23,13 @@ def assign(steps: Sequence[int], processes: int) -> list[int]:
         [1, 0, 1, 1]
         >>> assign([5], 3)
         [0]
+        >>> assign([5, 5], 2, lambda client, process: client != process)
+        [0, 1]
     """
-    loads = [(0, rank) for rank in range(processes)]
+    loads = [0] * processes
     ranks = [0] * len(steps)
     for client in sorted(range(len(steps)), key=lambda i: -steps[i]):  # stable: equal clients stay in order
-        load, rank = loads[0]
-        ranks[client] = rank
-        heapq.heapreplace(loads, (load + steps[client], rank))
+        costs = [steps[client] + (detour(client, rank) if detour else 0) for rank in range(processes)]
+        ranks[client] = min(range(processes), key=lambda rank: (loads[rank] + costs[rank], costs[rank]))
+        loads[ranks[client]] += costs[ranks[client]]
     return ranks

@@ -96,6 +96,14 @@ class Processes:
         dist.all_gather(gathered, own)
         return [t.cpu() for t in gathered]
 
+    def exchange(self, trees: Sequence[Any]) -> list[Any]:
+        """Send one value to each process, in order, and return what each has sent to this one, as `gather` does."""
+        parcels = [_pack(tree) for tree in trees]
+        sizes = [int(theirs[self.rank]) for theirs in self._all_gather(torch.tensor([len(p) for p in parcels]))]
+        received = torch.empty(sum(sizes), dtype=torch.uint8, device=self.device)
+        dist.all_to_all_single(received, torch.cat(parcels).to(self.device), sizes, [len(p) for p in parcels])
+        return [_unpack(theirs) for theirs in torch.split(received.cpu(), sizes)]
+
     def sum(self, tensors: Sequence[Tensor]) -> None:
         """Add tensors of double precision over all processes, in place and in one exchange."""
         if self.count == 1 or not tensors:
@@ -204,5 +212,5 @@ def _pack(tree: Any) -> Tensor:
 
 
 def _unpack(packed: Tensor) -> Any:
-    end = 8 + int(packed[:8].view(torch.int64))
+    end = 8 + int(packed[:8].clone().view(torch.int64))
     return _Unpickler(io.BytesIO(packed[8:end].numpy().tobytes()), packed[end:]).load()

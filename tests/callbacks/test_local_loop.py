@@ -171,7 +171,7 @@ class BatchCounter(pl.Callback):
 
 
 def test_a_callback_that_needs_batches_is_warned_about_by_name():
-    with pytest.warns(UserWarning, match=r"`BatchCounter` overrides `on_train_batch_end`, which .* once per client"):
+    with pytest.warns(UserWarning, match=r"`BatchCounter` overrides `on_train_batch_end`, which .* with whole clients"):
         run("FedAvg", rounds=1, federation={"local_loop": "fused"}, callbacks=[BatchCounter()])
 
 

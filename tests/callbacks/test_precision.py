@@ -12,9 +12,11 @@ from flightning.algorithms import SCAFFOLD, FedAvg, FedAvgMixin, FedNovaMixin, F
 from flightning.callbacks import Federation
 from flightning.datamodules.synthetic import Quadratic
 from flightning.functional.aggregation import flat_items
-from tests.algorithms_on_digits import READY_MADE, run
+from tests.algorithms_on_digits import READY_MADE, PlainNet, run
 from tests.classification import RoundMemory, assert_equal_nested, assert_same, make_data, make_module, weights_of
 from tests.problems import QuadraticModule, fit
+from tests.strategies.processes import distance, run_jobs
+from tests.strategies.worker import result
 
 LOOPS = ("lightning", "fused")
 PRECISIONS = ("32-true", "bf16-mixed", "16-mixed", "bf16-true")
@@ -162,6 +164,20 @@ def test_the_scale_is_part_of_the_checkpoint(tmp_path):
     assert kept["scale"] == plugin.scaler.get_scale() > 2.0**10
 
 
+@pytest.mark.parametrize("name", ["FedAvgM", "FedAdam", "SCAFFOLD"])
+def test_global_weights_of_low_precision_models_survive_a_checkpoint(name, tmp_path):
+    # the live weights that Lightning saves have 8 bits, those that the server averages have 24
+    whole, path = run(name, 3, precision="bf16-true")[0], tmp_path / "last.ckpt"
+    run(name, 2, precision="bf16-true")[1].save_checkpoint(path)
+    resumed = run(name, 3, precision="bf16-true", ckpt_path=path)[0]
+    assert_equal_nested(whole.global_weights, resumed.global_weights)
+
+
+def test_checkpoints_of_single_precision_hold_the_weights_once(tmp_path):
+    run("FedAvg", 1)[1].save_checkpoint(tmp_path / "last.ckpt")
+    assert torch.load(tmp_path / "last.ckpt", weights_only=False)["flightning"]["global"] == {}
+
+
 # --- a GPU --------------------------------------------------------------------------------------------------------
 
 
@@ -179,6 +195,17 @@ def test_loops_agree_on_a_gpu(name, precision):
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_a_gpu_agrees_with_a_cpu():
-    cpu, gpu = (run("SCAFFOLD", accelerator=a, devices=1, rounds=1)[0] for a in ("cpu", "gpu"))
+    # without dropout, which draws other masks there
+    cpu, gpu = (run("SCAFFOLD", 1, PlainNet, accelerator=a, devices=1)[0] for a in ("cpu", "gpu"))
     for name, weight in weights_of(cpu).items():
         assert torch.allclose(weight, weights_of(gpu)[name].cpu(), rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+@pytest.mark.parametrize("strategy", ["client_parallel", "ddp"])
+def test_two_gpus_agree_with_one(strategy, tmp_path):
+    job = {"name": "SCAFFOLD", "net": "PlainNet", "accelerator": "gpu", "precision": "16-mixed"}
+    pair = run_jobs(tmp_path, [{"key": "pair", "strategy": strategy, "devices": 2, **job}])
+    assert distance(result(devices=1, **job)["weights"], pair[0]["pair"]["weights"]) < 1e-2
+    assert_equal_nested(pair[0]["pair"]["weights"], pair[1]["pair"]["weights"])

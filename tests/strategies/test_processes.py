@@ -9,9 +9,9 @@ from tests.strategies.worker import result
 
 PAIR = {"strategy": "client_parallel", "devices": 2}
 DDP = {"strategy": "ddp", "devices": 2}
-#: With state, corrections, penalties, prototypes, stacked uploads, personal weights; without terms that couple the
-#: samples of a batch (FedIR, FedRL, rFedAvg, VHL), which see only the part of a process.
-SAME_UNDER_DDP = ("FedAvg", "FedBN", "FedDyn", "FedNova", "FedProto", "IDA", "MOON", "SCAFFOLD", "SOLO")
+#: Their terms couple the samples of a batch, and see only the part of a process.
+COUPLED = ("FedCD", "FedIR", "FedRL", "RFedAvg", "RFedAvgPlus", "VHL")
+SAME_UNDER_DDP = [name for name in READY_MADE if name not in COUPLED]
 #: Seven batches of the test set.
 EVALUATION = {"eval_batch_size": 60}
 
@@ -20,8 +20,16 @@ CASES = {
     **{f"ddp/{name}": {"name": name, "net": "PlainNet", **DDP} for name in SAME_UNDER_DDP},
     "again": {"name": "SCAFFOLD", "data": EVALUATION, **PAIR},
     "fused": {"name": "SCAFFOLD", "federation": {"local_loop": "fused"}, **PAIR},
-    "idle": {"name": "FedProx", "federation": {"participation": 1}, **PAIR},
-    "idle fused": {"name": "FedProx", "federation": {"participation": 1, "local_loop": "fused"}, **PAIR},
+    "idle": {"name": "FedProx", "federation": {"participation": 1}, "saves": True, "rounds": 3, **PAIR},
+    "idle fused": {
+        "name": "FedProx",
+        "federation": {"participation": 1, "local_loop": "fused"},
+        "saves": True,
+        **PAIR,
+    },
+    "logs": {"name": "Talkative", **PAIR},
+    "logs idle": {"name": "Talkative", "federation": {"participation": 1}, **PAIR},
+    "logs fused": {"name": "Talkative", "federation": {"local_loop": "fused"}, **PAIR},
     "coarse evaluation": {"name": "SOLO", "data": {"eval_batch_size": 512}, **PAIR},
     "growing": {"name": "FedMA", "arguments": {"growing": True, "sigma": 0.05}, "data": EVALUATION, **PAIR},
     "bf16": {"name": "SCAFFOLD", "precision": "bf16-mixed", **PAIR},
@@ -55,7 +63,22 @@ def assert_agrees(ours, expected, tolerance=1e-6):
 
 @pytest.mark.parametrize("key", CASES)
 def test_processes_end_with_the_same_state(ranks, key):
-    assert_equal_nested(ranks[0][key], ranks[1][key])
+    first, second = ({k: v for k, v in rank[key].items() if k != "clients"} for rank in ranks)
+    assert_equal_nested(first, second)
+
+
+@pytest.mark.parametrize("key", CASES)
+def test_the_first_process_knows_the_state_of_every_client_and_others_the_same_of_some(ranks, key):
+    everybody, some = (rank[key]["clients"] for rank in ranks)
+    assert_equal_nested({client: everybody[client] for client in some}, some)
+
+
+def test_states_are_spread_unless_they_are_weights_that_all_processes_evaluate(ranks):
+    for name in ("SCAFFOLD", "MOON", "FedDyn"):
+        trained, own = (set(rank[f"parallel/{name}"]["clients"]) for rank in ranks)
+        assert own == {client for client in trained if client % 2 == 1}
+        assert 0 < len(own) < len(trained)
+    assert ranks[1]["parallel/SOLO"]["clients"].keys() == ranks[0]["parallel/SOLO"]["clients"].keys()
 
 
 @pytest.mark.parametrize("name", READY_MADE)
@@ -75,6 +98,18 @@ def test_two_runs_of_the_same_layout_are_bit_identical(ranks):
 @pytest.mark.parametrize("key", ["fused", "idle", "idle fused", "coarse evaluation", "growing"])
 def test_other_settings_agree_with_one_process(ranks, key):
     assert_agrees(ranks[0][key], single(CASES[key]))
+
+
+@pytest.mark.parametrize("key", ["logs", "logs idle", "logs fused"])
+def test_what_local_steps_log_is_that_of_all_clients(ranks, key):
+    expected = single(CASES[key])
+    assert {"train/accuracy", "train/loss", "train/loss_epoch", "train/largest"} <= expected["metrics"].keys()
+    assert_agrees(ranks[0][key], expected)
+
+
+@pytest.mark.parametrize("key", ["parallel/FedAvg", "idle", "idle fused", "fused"])
+def test_lightning_counts_the_steps_of_all_processes(ranks, key):
+    assert ranks[1][key]["global_step"] == ranks[0][key]["global_step"] == single(CASES[key])["global_step"]
 
 
 def test_mixed_precision_agrees_with_one_process(ranks):

@@ -7,22 +7,51 @@ import json
 import logging
 import os
 import sys
+import tempfile
 import warnings
 from pathlib import Path
 
 import torch
+from torchmetrics.classification import MulticlassAccuracy
 
+from flightning.algorithms import FedAvg
+from flightning.callbacks import LastCheckpoint
 from tests import algorithms_on_digits as digits
 
 
-def result(name, net="DropoutNet", data=None, **options):
-    """What a run ends with."""
-    module, trainer = digits.run(name, net=getattr(digits, net), data=digits.make_digits(**(data or {})), **options)
+class Talkative(FedAvg):
+    """Logs numbers and a metric in its local steps, as users do."""
+
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        self.accuracy = MulticlassAccuracy(10, average="micro")
+
+    def training_step(self, batch, batch_idx):
+        loss = super().training_step(batch, batch_idx)
+        self.accuracy(self(batch[0]).detach(), batch[1])
+        self.log("train/accuracy", self.accuracy, on_step=False, on_epoch=True)
+        self.log("train/loss", loss, on_step=True, on_epoch=True, sync_dist=True)
+        self.log("train/now", loss, sync_dist=True)
+        self.log("train/largest", loss.detach().max(), on_step=False, on_epoch=True, reduce_fx="max")
+        return loss
+
+
+def result(name, net="DropoutNet", data=None, saves=False, **options):
+    """What a run ends with; ``saves`` after every round."""
+    name = {"Talkative": Talkative}.get(name, name)
+    with tempfile.TemporaryDirectory() as folder:
+        if saves:
+            options |= {"callbacks": [LastCheckpoint(folder)], "enable_checkpointing": True}
+        module, trainer = digits.run(name, net=getattr(digits, net), data=digits.make_digits(**(data or {})), **options)
+    of_a_step = ("train/loss_step", "train/now")
     return {
+        "global_step": trainer.global_step,
         "weights": {n: w.clone() for n, w in module.state_dict().items()},
         "server": module.server_state.values,
         "clients": module.client_states.state_dict(),
-        "metrics": {k: float(v) for k, v in trainer.callback_metrics.items() if "seconds" not in k},
+        "metrics": {
+            k: float(v) for k, v in trainer.callback_metrics.items() if "seconds" not in k and k not in of_a_step
+        },
     }
 
 
