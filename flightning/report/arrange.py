@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from flightning.errors import nearest
 from flightning.report.runs import ReportError, Run
 
-__all__ = ["Comparison", "arrange", "changes_learning", "pick_baseline"]
+__all__ = ["Comparison", "arrange", "changes_learning", "matching", "pick_baseline"]
 
 TRAINER_KEYS = frozenset(["max_epochs", "gradient_clip_val", "gradient_clip_algorithm", "precision"])
 """The arguments of the trainer that change what is learned; the others say where and how it is logged."""
@@ -120,9 +120,7 @@ def pick_baseline(baseline: str, runs: Sequence[Run], labels: Sequence[str], not
         ReportError: If another than the default baseline is asked for and not there.
     """
     wanted = baseline.lower()
-    matches = [lab for lab in dict.fromkeys(labels) if lab.lower() == wanted]
-    matches += [lab for r, lab in zip(runs, labels, strict=True) if r.model.lower() == wanted and lab not in matches]
-    matches = list(dict.fromkeys(matches))
+    matches = matching(baseline, [(r.model, label) for r, label in zip(runs, labels, strict=True)])
     if not matches and wanted != "fedavg":
         raise ReportError(f"`baseline` is `{baseline}`, but no run has this method; {nearest(baseline, set(labels))}")
     if not matches:
@@ -132,6 +130,21 @@ def pick_baseline(baseline: str, runs: Sequence[Run], labels: Sequence[str], not
         others = ", ".join(f"`{m}`" for m in matches[1:])
         notes.append(f"The baseline is `{matches[0]}`; to take {others} instead, give the full name to `--baseline`.")
     return matches[0]
+
+
+def matching(name: str, methods: Sequence[tuple[str, str]]) -> list[str]:
+    """Labels that a name in any case may mean, the label that is the name itself first.
+
+    Args:
+        name: Label or name of a model.
+        methods: Model and label of every method.
+
+    Example:
+        >>> matching("fedavg", [("FedAvg", "FedAvg (lr=1)"), ("FedProx", "FedProx"), ("FedAvg", "FedAvg")])
+        ['FedAvg', 'FedAvg (lr=1)']
+    """
+    found = [label for model, label in methods if name.lower() in (model.lower(), label.lower())]
+    return sorted(dict.fromkeys(found), key=lambda label: label.lower() != name.lower())
 
 
 def _settings(runs: Sequence[Run]) -> tuple[list[str], str]:

@@ -17,7 +17,7 @@ from flightning.report.page import page
 from flightning.report.quantities import Quantity, accuracies, costs, fairness, to_target
 from flightning.report.runs import ReportError, Run, read_runs
 from flightning.report.tables import MOST_PAIRS, Table, method_tables, pair_tables
-from flightning.report.target import BASELINE_FINAL, Target, set_target
+from flightning.report.target import BASELINE_FINAL, FEDAVG_FINAL, Target, set_target
 
 __all__ = ["Report", "analyse", "report", "run"]
 
@@ -65,7 +65,7 @@ class Report:
 
 def report(
     runs: Sequence[Path | str],
-    target: str | float = BASELINE_FINAL,
+    target: str | float = FEDAVG_FINAL,
     out: Path | str = Path("report"),
     mixed: bool = False,
     baseline: str = "FedAvg",
@@ -96,7 +96,7 @@ def report(
 
 def analyse(
     runs: Sequence[Path | str],
-    target: str | float = BASELINE_FINAL,
+    target: str | float = FEDAVG_FINAL,
     mixed: bool = False,
     baseline: str = "FedAvg",
     last: int = 1,
@@ -105,10 +105,10 @@ def analyse(
 
     Args:
         runs: Run folders, or folders that contain run folders at any depth.
-        target: Accuracy in (0, 1] that "rounds to target" speaks of, or ``"fedavg-final"`` for the final accuracy
-            of the baseline with the same seed.
+        target: Accuracy in (0, 1] that "rounds to target" speaks of; ``"fedavg-final"`` or ``"baseline-final"`` for
+            the final accuracy of FedAvg or of the baseline with the same seed.
         mixed: Whether runs of different data or partitions may stand side by side, one column each.
-        baseline: Method that speed-ups refer to.
+        baseline: Method that speed-ups and multiples refer to.
         last: Number of evaluated rounds that the final accuracy is the mean of (paper S5: 5).
 
     Returns:
@@ -216,12 +216,14 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--target",
-        default=BASELINE_FINAL,
-        help="an accuracy such as 0.9, or the final accuracy of the baseline (%(default)s)",
+        default=FEDAVG_FINAL,
+        help=f"an accuracy such as 0.9, `{FEDAVG_FINAL}` or `{BASELINE_FINAL}` (%(default)s)",
     )
     parser.add_argument("--out", default="report", metavar="DIR", help="folder to write to (%(default)s)")
     parser.add_argument("--mixed", action="store_true", help="allow different data or partitions, one column each")
-    parser.add_argument("--baseline", default="FedAvg", metavar="METHOD", help="what speed-ups refer to (%(default)s)")
+    parser.add_argument(
+        "--baseline", default="FedAvg", metavar="METHOD", help="what speed-ups and multiples refer to (%(default)s)"
+    )
     parser.add_argument(
         "--last", type=int, default=1, metavar="N", help="final accuracy is the mean of the last N rounds (%(default)s)"
     )

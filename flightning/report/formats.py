@@ -128,12 +128,12 @@ def tables_csv(tables: Sequence[Table]) -> str:
     """
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(["table", "setting", "row", "quantity", "mean", "std", "n", "low", "high", "speedup", "text"])
+    writer.writerow(["table", "setting", "row", "quantity", "mean", "std", "n", "low", "high", "ratio", "text"])
     for table in tables:
         for name, cells in table.rows:
             for column, cell in zip(table.columns, cells, strict=True):
                 numbers = [_number(v) for v in (cell.mean, cell.std)]
-                tail = [_number(v) for v in (cell.low, cell.high, cell.speedup)]
+                tail = [_number(v) for v in (cell.low, cell.high, cell.ratio)]
                 writer.writerow([table.key, column.setting, name, column.quantity, *numbers, cell.n, *tail, cell.text])
     return out.getvalue()
 

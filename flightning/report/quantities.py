@@ -48,7 +48,8 @@ class Quantity:
         better: 1 if more is better, -1 if less is better, 0 if neither.
         absent: Shown if no run has the number: ``"/"`` is the papers' sign for "not reached".
         spread: Deviation within a single run, shown if there is one seed only.
-        speedup: Number of rounds, by setting, to divide by the value.
+        relative: What stands in brackets: -1 for the baseline's value divided by this one (speed-up), 1 for this one
+            divided by the baseline's (multiple), 0 for nothing.
     """
 
     key: str
@@ -61,7 +62,7 @@ class Quantity:
     better: int = 0
     absent: str = NOTHING
     spread: Callable[[Run], float] | None = None
-    speedup: Callable[[str], float] | None = None
+    relative: int = 0
 
 
 def shown(mean: float, std: float, digits: int | None) -> str:
@@ -129,7 +130,7 @@ def accuracies(last: int = 1) -> list[Quantity]:
 
 
 def to_target(target: Target) -> list[Quantity]:
-    """Rounds with speed-up (S1 table 2), bytes (S4 table 2) and seconds to the target."""
+    """Rounds with speed-up (S1 table 2), bytes with their multiple (S4 table 2) and seconds to the target."""
 
     def total(per_round: Callable[[Run], FloatArray]) -> Callable[[str, Run], float]:
         def value(setting: str, run: Run) -> float:
@@ -150,7 +151,7 @@ def to_target(target: Target) -> list[Quantity]:
             digits=0,
             better=-1,
             absent="/",
-            speedup=lambda setting: target.baseline_rounds.get(setting, math.nan),
+            relative=-1,
         ),
         Quantity(
             "bytes_to_target",
@@ -160,6 +161,7 @@ def to_target(target: Target) -> list[Quantity]:
             "bytes",
             better=-1,
             absent="/",
+            relative=1,
         ),
         Quantity(
             "seconds_to_target",

@@ -35,7 +35,7 @@ class Cell:
     n: int = 0
     low: float = math.nan
     high: float = math.nan
-    speedup: float = math.nan
+    ratio: float = math.nan
     complete: bool = True
     bold: bool = False
 
@@ -118,17 +118,19 @@ def _entries(quantity: Quantity, setting: str, compared: Comparison) -> tuple[st
     unit, scale = quantity.unit, quantity.scale
     if unit == "bytes":
         unit, scale = byte_unit([e.mean for e in found])
+    whole = [e.n == len(runs) > 0 for e, runs in zip(found, groups, strict=True)]
+    # the baseline is the first method
+    base = found[0].mean if compared.baseline is not None and whole[0] else math.nan
     cells = []
-    for e, runs in zip(found, groups, strict=True):
+    for e, runs, complete in zip(found, groups, whole, strict=True):
         text = shown(e.mean * scale, e.std * scale, quantity.digits) if e.n else quantity.absent if runs else NOTHING
         ratio = math.nan
-        complete = e.n == len(runs) > 0
         if quantity.absent == "/" and 0 < e.n < len(runs):
             text += f" [{e.n} of {len(runs)}]"
-        if quantity.speedup is not None and complete:
-            ratio = quantity.speedup(setting) / e.mean
+        if quantity.relative and complete and e.mean:
+            ratio = (e.mean / base) ** quantity.relative if base else math.nan
             text += f" ({ratio:.2f}{TIMES})" if math.isfinite(ratio) else ""
-        cells.append(Cell(text, e.mean, e.std, e.n, speedup=ratio, complete=complete))
+        cells.append(Cell(text, e.mean, e.std, e.n, ratio=ratio, complete=complete))
     return unit, _mark_best(cells, quantity.better)
 
 

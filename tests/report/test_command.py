@@ -28,7 +28,7 @@ def test_options_reach_the_report(tmp_path, capsys):
         write_run(tmp_path / data, "SOLO", data=data)
     out = ["--out", str(tmp_path / "out")]
     assert run([str(tmp_path), *out]) == 2
-    assert run([str(tmp_path), "--mixed", "--baseline", "solo", "--last", "2", *out]) == 0
+    assert run([str(tmp_path), "--mixed", "--baseline", "solo", "--target", "baseline-final", "--last", "2", *out]) == 0
     printed = capsys.readouterr().out
     assert "final accuracy of SOLO" in printed
     assert "mean of the last 2 evaluated rounds" in printed

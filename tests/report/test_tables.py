@@ -68,8 +68,43 @@ def test_s4_table_2_bytes_to_target_and_parameters_per_round(fedrl):
     # 10 clients, 40 kB each way: 0.8 MB or 0.2 million 32-bit numbers a round, 120 rounds for FedAvg and 51 for FedRL
     sent = dict(table(made, "target").rows)
     assert [sent["FedAvg"][1].mean, sent["FedRL"][1].mean] == [120 * 20 * BYTES, 51 * 20 * BYTES]
-    assert [sent["FedAvg"][1].text, sent["SOLO"][1].text] == ["96", "/"]
+    assert [sent["FedAvg"][1].text, sent["SOLO"][1].text] == [f"96 (1.00{TIMES})", "/"]
     assert texts(made, "cost")["FedAvg"][:2] == ["0.2", "800"]
+
+
+def test_s4_table_2_multiples_relative_to_another_method_than_the_one_that_sets_the_target(fedrl):
+    # FedAvg still sets the target; its 120 and FedProx's 86 rounds of equal bytes are multiples of FedRL's 51
+    cells = dict(table(analyse([fedrl / "runs"], baseline="FedRL"), "target").rows)
+    assert [cells[m][0].text for m in ("FedAvg", "FedRL")] == [f"120 (0.42{TIMES})", f"51 (1.00{TIMES})"]
+    assert [cells[m][1].text for m in ("FedAvg", "FedProx")] == [f"96 (2.35{TIMES})", f"68.8 (1.69{TIMES})"]
+
+
+def test_fedavg_counts_with_all_its_rounds_where_it_sets_the_target(tmp_path):
+    write_run(tmp_path / "a", "FedAvg", 0, (0.5, 0.8, 0.7, 0.8))
+    write_run(tmp_path / "b", "FedRL", 0, (0.5, 0.8, 0.7, 0.8))
+    assert [cells[:2] for cells in texts(analyse([tmp_path]), "target").values()] == [
+        [f"4 (1.00{TIMES})", f"3.2 (1.00{TIMES})"],
+        [f"2 (2.00{TIMES})", f"1.6 (0.50{TIMES})"],
+    ]
+
+
+def test_target_of_the_baseline_is_asked_for_by_name(tmp_path):
+    write_run(tmp_path / "a", "FedAvg", 0, (0.5, 0.6, 0.8))
+    write_run(tmp_path / "b", "SOLO", 0, (0.5, 0.6, 0.6))
+    made = analyse([tmp_path], target="baseline-final", baseline="SOLO")
+    assert {m: cells[0] for m, cells in texts(made, "target").items()} == {
+        "SOLO": f"3 (1.00{TIMES})",
+        "FedAvg": f"2 (1.50{TIMES})",
+    }
+
+
+def test_missing_fedavg_leaves_no_target_beside_another_baseline(tmp_path):
+    write_run(tmp_path / "a", "SOLO")
+    made = analyse([tmp_path], baseline="SOLO")
+    assert [t.key for t in made.tables] == ["accuracy", "cost"]
+    assert table(made, "accuracy").notes[-1] == (
+        "No run of `FedAvg`: there is no target; give an accuracy or `baseline-final` to `--target`."
+    )
 
 
 def test_s4_table_1_mean_and_deviation_over_seeds(tmp_path):
@@ -136,7 +171,7 @@ def test_target_that_some_seeds_reach_says_how_many_and_claims_no_speed_up(tmp_p
     made = analyse([tmp_path], target=0.9)
     assert texts(made, "target")["FedRL"][0] == "3 [2 of 3]"
     cell = dict(table(made, "target").rows)["FedRL"][0]
-    assert math.isnan(cell.speedup)
+    assert math.isnan(cell.ratio)
     assert not cell.bold
 
 
@@ -168,7 +203,7 @@ def test_without_a_baseline_there_is_no_target_table(tmp_path):
 @pytest.mark.parametrize(
     ("target", "message"),
     [
-        ("best", "`target` is `best`, but it must be an accuracy such as 0.9 or `fedavg-final`"),
+        ("best", "`target` is `best`, but it must be an accuracy such as 0.9, `fedavg-final` or `baseline-final`"),
         ("90", r"`target` is 90, but accuracies are fractions in \(0, 1\]; write 0.9 for 90 %"),
         (0.0, r"`target` is 0.0, but accuracies are fractions"),
         ("nan", r"`target` is nan, but accuracies are fractions"),
