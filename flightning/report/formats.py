@@ -37,6 +37,10 @@ LATEX_SIGNS = {
 }
 
 
+MOST_COLUMNS = 5
+"""More settings than this are the rows of a table in LaTeX."""
+
+
 def latex_text(text: str) -> str:
     r"""Text with the signs that LaTeX reserves written out.
 
@@ -72,7 +76,9 @@ def markdown(table: Table) -> str:
 
 
 def latex(table: Table) -> str:
-    """A table as a LaTeX ``table`` for the package ``booktabs``.
+    """A table as a LaTeX ``table`` for the packages ``booktabs`` and ``graphicx``.
+
+    A table of many settings has them as rows, and what is still wider than the page is scaled down to it.
 
     Args:
         table: The table.
@@ -81,11 +87,12 @@ def latex(table: Table) -> str:
     def entry(cell: Cell) -> str:
         return rf"\textbf{{{latex_text(cell.text)}}}" if cell.bold else latex_text(cell.text)
 
-    head = " & ".join([table.corner, *(_stacked(c.title) for c in table.columns)])
-    widths = [max(len(row[1][i].text) for row in table.rows) for i in range(len(table.columns))]
-    letters = max(len(name) for name, _ in table.rows) + sum(max(w, 10) + 2 for w in widths)
+    corner, heads, rows = _upright(table)
+    head = " & ".join([corner, *map(_stacked, heads)])
+    widths = [max(len(cells[i].text) for _, cells in rows) for i in range(len(heads))]
+    letters = max(len(name) for name, _ in rows) + sum(max(w, 10) + 2 for w in widths)
     kind = "table*" if letters > 45 else "table"  # more than a column of a two-column paper holds
-    body = [" & ".join([latex_text(name), *map(entry, cells)]) + r" \\" for name, cells in table.rows]
+    body = [" & ".join([latex_text(name), *map(entry, cells)]) + r" \\" for name, cells in rows]
     # notes name options and keys in backticks, which LaTeX would print as opening quotes
     notes = " ".join(latex_text(note.replace("`", "")) for note in table.notes)
     lines = [
@@ -93,28 +100,41 @@ def latex(table: Table) -> str:
         r"  \centering\small",
         rf"  \caption{{{latex_text(table.title)}{'. ' + notes if notes else ''}}}",
         rf"  \label{{tab:{table.key}}}",
-        rf"  \begin{{tabular}}{{l{'r' * len(table.columns)}}}",
+        r"  \resizebox{\ifdim\width>\linewidth\linewidth\else\width\fi}{!}{%",
+        rf"  \begin{{tabular}}{{l{'r' * len(heads)}}}",
         r"    \toprule",
         rf"    {head} \\",
         r"    \midrule",
         *(f"    {row}" for row in body),
         r"    \bottomrule",
-        r"  \end{tabular}",
+        r"  \end{tabular}}",
         rf"\end{{{kind}}}",
     ]
     return "\n".join(lines) + "\n"
 
 
+def _upright(table: Table) -> tuple[str, list[str], list[tuple[str, Sequence[Cell]]]]:
+    """Corner, headings and rows of a table, with the settings as rows where they are many and more than the rows."""
+    titles = [c.title for c in table.columns]
+    settings = {c.setting for c in table.columns}
+    if len(settings) < len(titles) or not MOST_COLUMNS < len(titles) > len(table.rows):
+        return table.corner, titles, list(table.rows)
+    turned: list[tuple[str, Sequence[Cell]]] = [
+        (title, [cells[i] for _, cells in table.rows]) for i, title in enumerate(titles)
+    ]
+    return "setting", [name for name, _ in table.rows], turned
+
+
 def _stacked(title: str) -> str:
-    r"""A heading in lines as narrow as the numbers below it.
+    r"""A heading in lines as narrow as the numbers below it, words whole.
 
     Example:
         >>> print(_stacked("parameters per round (M)"))
         \shortstack[r]{parameters per\\round (M)}
-        >>> print(_stacked("Jain index"))
-        Jain index
+        >>> print(_stacked("Similarity(similarity=0.1)"))
+        Similarity(similarity=0.1)
     """
-    lines = textwrap.wrap(title, 16)
+    lines = textwrap.wrap(title, 16, break_long_words=False, break_on_hyphens=False)
     if len(lines) < 2:
         return latex_text(title)
     return r"\shortstack[r]{" + r"\\".join(map(latex_text, lines)) + "}"

@@ -77,18 +77,44 @@ def test_latex_of_a_report_has_balanced_environments(out):
         assert line.count("$") % 2 == 0
 
 
+def wide(rows, settings):
+    titles = [f"CIFAR10, Similarity(similarity=0.{i})" for i in range(settings)]
+    cells = [Cell(f"97.{i} ± 0.12") for i in range(settings)]
+    return Table("wide", "Wide", [Column(t, t, "best") for t in titles], [(f"Method{i}", cells) for i in range(rows)])
+
+
+def test_latex_of_many_settings_has_them_as_rows():
+    text = latex(wide(2, 6))
+    assert r"setting & Method0 & Method1 \\" in text
+    assert r"CIFAR10, Similarity(similarity=0.5) & 97.5 $\pm$ 0.12 & 97.5 $\pm$ 0.12 \\" in text
+
+
+def test_latex_headings_keep_words_whole():
+    assert r"\shortstack[r]{CIFAR10,\\Similarity(similarity=0.1)}" in latex(wide(2, 5))
+
+
+def compiled(folder, text):
+    """What LaTeX says about a document; fails if it cannot be set."""
+    (folder / "paper.tex").write_text(
+        r"\documentclass{article}\usepackage{booktabs,graphicx}\begin{document}" + text + r"\end{document}"
+    )
+    command = ["pdflatex", "-interaction=nonstopmode", "-halt-on-error", "paper.tex"]
+    ended = subprocess.run(command, cwd=folder, capture_output=True, check=False)
+    said = ended.stdout.decode(errors="replace")
+    assert ended.returncode == 0, said[-2000:]
+    return said
+
+
+@pytest.mark.skipif(shutil.which("pdflatex") is None, reason="there is no `pdflatex`")
+def test_latex_of_many_settings_and_methods_fits_the_page(tmp_path):
+    assert "Overfull" not in compiled(tmp_path, latex(wide(8, 9)))
+
+
 @pytest.mark.skipif(shutil.which("pdflatex") is None, reason="there is no `pdflatex`")
 def test_latex_and_pictures_of_a_report_make_a_page(out):
     write_run(out.parent / "c", "My_Method", 0, (0.5, 0.8), arguments={"a": "x_{1}^2&~#%"}, notice="5 % & honest_")
     report([out.parent], out=out)
     pictures = "".join(rf"\includegraphics{{{path.name}}}" for path in sorted(out.glob("*.pdf")))
-    (out / "paper.tex").write_text(
-        r"\documentclass{article}\usepackage{booktabs,graphicx}\begin{document}\input{report.tex}"
-        + pictures
-        + r"\end{document}"
-    )
-    command = ["pdflatex", "-interaction=nonstopmode", "-halt-on-error", "paper.tex"]
-    ended = subprocess.run(command, cwd=out, capture_output=True, check=False)
-    assert ended.returncode == 0, ended.stdout.decode(errors="replace")[-2000:]
+    compiled(out, r"\input{report.tex}" + pictures)
     assert (out / "paper.pdf").stat().st_size > 20_000
     assert pictures.count("includegraphics") == 3
