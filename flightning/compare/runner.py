@@ -96,8 +96,10 @@ class Runner:
             cell: The cell.
             record: What its folder says.
         """
+        group = self.group, cell.setting
         return {
-            "WANDB_RUN_GROUP": os.environ.get("WANDB_RUN_GROUP") or self.group,
+            # a panel that averages over a group and a job type must not average over data sets
+            "WANDB_RUN_GROUP": os.environ.get("WANDB_RUN_GROUP") or ", ".join(filter(None, group))[:128],
             "WANDB_JOB_TYPE": cell.model,
             "WANDB_NAME": cell.label,
             "WANDB_TAGS": ",".join(_tags(cell, self.group)),

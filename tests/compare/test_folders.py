@@ -75,14 +75,14 @@ def test_finished_cells_are_skipped(tmp_path):
     assert states == [("finished", True), ("waiting", False)]
 
 
-def test_wandb_sorts_cells_by_comparison_and_method(tmp_path, monkeypatch):
+def test_wandb_sorts_cells_by_comparison_setting_and_method(tmp_path, monkeypatch):
     for name in ("WANDB_RUN_GROUP", "WANDB_TAGS"):
         monkeypatch.delenv(name, raising=False)
     cell = Cell("FedProx(mu=0.1, net=MLP)", "Digits", 3, (), {}, tmp_path / "a")
     record = prepare(cell, "new", 1)
     found = Runner([cell], 1, "study").environment(cell, record)
     assert found == {
-        "WANDB_RUN_GROUP": "study",
+        "WANDB_RUN_GROUP": "study, Digits",
         "WANDB_JOB_TYPE": "FedProx(mu=0.1, net=MLP)",
         "WANDB_NAME": "FedProx(mu=0.1, net=MLP), Digits, seed 3",
         # W&B splits tags at commas
