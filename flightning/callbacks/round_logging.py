@@ -9,6 +9,7 @@ from lightning.pytorch.loggers import Logger, TensorBoardLogger, WandbLogger
 
 from flightning.callbacks.federation import Federation
 from flightning.callbacks.logged_numbers import log_numbers
+from flightning.callbacks.run_report import RunReport
 from flightning.loggers import RoundCSVLogger
 from flightning.plots import partition_figure
 
@@ -37,6 +38,7 @@ class RoundLogging(Callback):
             if isinstance(logger, WandbLogger):
                 _define_axes(logger)
                 _log_partition_to_wandb(logger, data)
+                _log_names_to_wandb(logger, trainer, data)
                 logger.experiment.summary.update(numbers)
             elif not isinstance(logger, RoundCSVLogger):  # `summary.json` in the same folder holds the numbers
                 logger.log_metrics(numbers, step=0)
@@ -116,6 +118,15 @@ def _define_axes(logger: WandbLogger) -> None:
     run.define_metric("val/loss", step_metric="round", summary="min")
 
 
+def _log_names_to_wandb(logger: WandbLogger, trainer: Trainer, data: Any) -> None:
+    """What a report reads from ``summary.json`` where there is one."""
+    names = {key: getattr(data, key) for key in ("partition_hash", "num_clients", "seed")}
+    names["partition"] = repr(data.partition)
+    report = next((c for c in trainer.callbacks if isinstance(c, RunReport)), None)  # type: ignore[attr-defined]
+    names |= {"notice": report.notice} if report is not None and report.notice else {}
+    logger.experiment.config.update(names, allow_val_change=True)
+
+
 def _log_partition_to_wandb(logger: WandbLogger, data: Any) -> None:
     import wandb
     from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -128,5 +139,4 @@ def _log_partition_to_wandb(logger: WandbLogger, data: Any) -> None:
         columns=["client", "samples", *[str(n) for n in names]],
         data=[[client, int(row.sum()), *row.tolist()] for client, row in enumerate(counts)],
     )
-    logger.experiment.config.update({"partition_hash": data.partition_hash}, allow_val_change=True)
     logger.experiment.log({"partition": wandb.Image(figure), "partition_table": table, "round": 0})

@@ -130,9 +130,14 @@ def read_runs(paths: Iterable[Path | str]) -> tuple[list[Run], list[str]]:
     Raises:
         ReportError: If no run logged an accuracy.
     """
-    runs, notes = [], []
-    for path in find_runs(paths):
+    notes: list[str] = []
+    runs: list[Run] = []
+    # runs of W&B last: those that were also logged as CSV are known then
+    for path in sorted(find_runs(paths), key=lambda p: not p.is_dir()):
         run = read_run(path)
+        if not path.is_dir() and any(_same(run, other) for other in runs):
+            notes.append(f"`{path}` is left out: it is the W&B log of a run whose `metrics.csv` is here, too.")
+            continue
         notes += [f"`{path}`: {problem}" for problem in run.problems]
         if run.broken:
             plural = "line was" if run.broken == 1 else "lines were"
@@ -149,6 +154,15 @@ def read_runs(paths: Iterable[Path | str]) -> tuple[list[Run], list[str]]:
             "let the runs finish a round, or log the accuracy under this name."
         )
     return _seeded(runs), notes
+
+
+def _same(run: Run, other: Run) -> bool:
+    """Whether a run is a log, possibly of fewer rounds, of another."""
+    if any(getattr(run, name) != getattr(other, name) for name in ("model", "data", "partition_hash", "seed")):
+        return False
+    here = {int(r): a for r, a in zip(other.rounds, other.logged("val/accuracy"), strict=True)}
+    known = np.array([here.get(int(r), np.nan) for r in run.rounds])
+    return bool(np.allclose(run.logged("val/accuracy"), known, atol=1e-6, equal_nan=True))
 
 
 def _seeded(runs: list[Run]) -> list[Run]:

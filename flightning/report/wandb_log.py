@@ -99,9 +99,11 @@ def read_wandb(path: Path) -> tuple[dict[int, dict[str, float]], dict[str, Any],
             log.add(wandb_internal_pb2.Record.FromString(payload) if payload is not None else None)
         except (decode_error, ValueError):
             log.broken += 1
-    for key in ("partition", "partition_hash", "seed", "notice"):
+    for key in ("partition", "partition_hash", "num_clients", "seed", "notice"):
+        if isinstance(log.summary.get(key), dict):  # a picture of this name
+            del log.summary[key]
         if key in log.config and not isinstance(log.config[key], dict):
-            log.summary.setdefault(key, log.config[key])
+            log.summary.setdefault(key, log.config.pop(key))
     log.summary.setdefault("finished", log.finished)
     if not any(key in log.config for key in ("model", "_class_path")):
         log.summary.setdefault("model", log.name)

@@ -7,8 +7,9 @@ import pytest
 from lightning.pytorch.loggers import WandbLogger
 
 from flightning.algorithms import FedAvg
-from flightning.callbacks import Drift, Federation, LastCheckpoint, RoundLogging
+from flightning.callbacks import Drift, Federation, LastCheckpoint, RoundLogging, RunReport
 from flightning.loggers import RoundCSVLogger, name_wandb_run
+from flightning.report.runs import read_run, read_runs
 from flightning.report.wandb_log import records
 from tests.classification import make_data, make_module
 from tests.problems import fit, make_trainer
@@ -54,9 +55,13 @@ def logged(tmp_path_factory):
             patch.delenv(name, raising=False)
         logger = WandbLogger(project="test", save_dir=str(folder), offline=True)
         name_wandb_run(logger, "FedAvg", "Digits", "Dirichlet(alpha=0.5)", 3)
-        fit(make_module(FedAvg), make_data(), 2, Federation(), [RoundLogging(), Drift()], logger=logger)
+        callbacks = [RoundLogging(), Drift(), RunReport(folder / "run", notice="Budget 0.5: 2 rounds in place of 4.")]
+        loggers = [RoundCSVLogger(folder / "run"), logger]
+        data = make_data()
+        logger.log_hyperparams({"model": {"class_path": "FedAvg"}, "data": {"class_path": type(data).__name__}})
+        fit(make_module(FedAvg), data, 2, Federation(), callbacks, logger=loggers)
         logger.experiment.finish()
-    return read_back(folder)
+    return {**read_back(folder), "folder": folder}
 
 
 def test_a_run_has_the_names_of_its_method_and_setting(logged):
@@ -88,6 +93,20 @@ def test_the_summary_has_the_best_values(logged):
     assert summary["best_round"] == accuracies.index(max(accuracies)) + 1
     assert summary["val/accuracy"]["max"] == pytest.approx(max(accuracies))
     assert summary["total_seconds"] > 0
+
+
+def test_a_report_reads_the_same_from_wandb_as_from_the_folder(logged):
+    (path,) = logged["folder"].glob("wandb/offline-run-*/run-*.wandb")
+    there, here = read_run(path), read_run(logged["folder"] / "run")
+    for name in ("partition", "partition_hash", "seed", "clients", "notice"):
+        assert getattr(there, name) == getattr(here, name), name
+    assert here.notice == "Budget 0.5: 2 rounds in place of 4."
+
+
+def test_a_run_logged_as_csv_and_by_wandb_counts_once(logged):
+    runs, notes = read_runs([logged["folder"]])
+    assert [r.folder.name for r in runs] == ["run"]
+    assert "it is the W&B log of a run whose `metrics.csv` is here, too" in notes[-1]
 
 
 def test_names_that_were_given_stay(clean):
