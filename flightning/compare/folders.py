@@ -12,7 +12,7 @@ from typing import Any, Literal
 from flightning.compare.cells import Cell, fingerprint
 from flightning.errors import ConfigurationError
 
-__all__ = ["CellRecord", "Found", "find_state", "prepare", "read_json"]
+__all__ = ["CellRecord", "Found", "find_state", "finished_cells", "prepare", "read_json"]
 
 Found = Literal["new", "interrupted", "finished"]
 
@@ -27,11 +27,13 @@ class CellRecord:
         settings: Everything that decides what is computed.
         threads: Threads of the run, which a resumed run keeps because results depend on them; 0 leaves them alone.
         wandb_id: Id of the run in W&B, so that a resumed run goes on there.
+        label: Label of the method, by which a report tells methods apart that differ in nothing else.
     """
 
     settings: dict[str, str]
     threads: int
     wandb_id: str
+    label: str = ""
 
 
 def find_state(cell: Cell) -> Found:
@@ -61,6 +63,17 @@ def find_state(cell: Cell) -> Found:
     return "interrupted" if (folder / "checkpoints" / "last.ckpt").exists() else "new"
 
 
+def finished_cells(out: Path) -> dict[Path, CellRecord]:
+    """Folders and records of all finished cells of a comparison, also of those that another command has run.
+
+    Args:
+        out: Folder of the comparison.
+    """
+    folders = sorted(path.parent for path in out.rglob("cell.json"))
+    found = {f: _read_record(f) for f in folders if read_json(f / "summary.json").get("finished")}
+    return {folder: record for folder, record in found.items() if record is not None}
+
+
 def prepare(cell: Cell, state: Found, threads: int) -> CellRecord:
     """Make the folder ready for a run that starts or goes on.
 
@@ -71,7 +84,7 @@ def prepare(cell: Cell, state: Found, threads: int) -> CellRecord:
     """
     record = _read_record(cell.folder)
     if record is None:
-        record = CellRecord(dict(cell.settings), threads, secrets.token_hex(4))
+        record = CellRecord(dict(cell.settings), threads, secrets.token_hex(4), cell.model)
         cell.folder.mkdir(parents=True, exist_ok=True)
         temporary = cell.folder / ".cell.json.tmp"
         temporary.write_text(json.dumps(vars(record), indent=2) + "\n")
@@ -93,7 +106,9 @@ def read_json(path: Path) -> dict[str, Any]:
 
 def _read_record(folder: Path) -> CellRecord | None:
     content = read_json(folder / "cell.json")
-    return CellRecord(content["settings"], content["threads"], content["wandb_id"]) if content else None
+    if not content:
+        return None
+    return CellRecord(content["settings"], content["threads"], content["wandb_id"], content.get("label", ""))
 
 
 def _differences(before: dict[str, str], now: dict[str, str]) -> str:

@@ -96,6 +96,8 @@ def parse_choice(entry: Any, place: str) -> Choice:
         ('FedProx(mu=0.1)', {'model': 'FedProx', 'model.mu': '0.1', 'trainer.max_epochs': '5'})
         >>> parse_choice("FedProx:mu=0.1,net=MLP", "model").label
         'FedProx(mu=0.1, net=MLP)'
+        >>> parse_choice({"FedAvg": {}, "with": {"trainer": {"callbacks": [{"class_path": "CCVR"}]}}}, "model").label
+        'FedAvg + CCVR'
     """
     if isinstance(entry, str):
         name, _, rest = entry.partition(":")
@@ -113,10 +115,17 @@ def parse_choice(entry: Any, place: str) -> Choice:
     text = ", ".join(f"{key.removeprefix(place + '.')}={value}" for key, value in own.items())
     short = name.rpartition(".")[2]
     return Choice(
-        f"{short}({text})" if text else short,
+        (f"{short}({text})" if text else short) + _added_callbacks(entry.get("with") or {}),
         {place: name, **own, **flat(entry.get("with") or {})},
         {data: flat(arguments, place) for data, arguments in (entry.get("for") or {}).items()},
     )
+
+
+def _added_callbacks(parts: Mapping[str, Any]) -> str:
+    """Names of callbacks beside a method: they may be the only difference to another entry."""
+    callbacks = (parts.get("trainer") or {}).get("callbacks") or []
+    names = [c.get("class_path", "") if isinstance(c, Mapping) else str(c) for c in callbacks]
+    return "".join(f" + {name.rpartition('.')[2]}" for name in names)
 
 
 def _assignment(text: str, entry: str) -> tuple[str, Any]:

@@ -205,12 +205,22 @@ def _labels(runs: Sequence[Run], settings: Sequence[str]) -> tuple[list[str], li
             continue
         known = variants.setdefault(run.model, {})
         labels.append(f"{run.model} (variant {known.setdefault(parts, len(known) + 1)})")
+    labels = _told_apart(runs, settings, labels)
     for model, found_variants in variants.items():
         notes.append(
             f"`{model}` was run with {len(found_variants)} configurations that differ in {len(differing[model])} "
             "arguments: they are shown as variants, and the configurations list what differs."
         )
     return labels, notes
+
+
+def _told_apart(runs: Sequence[Run], settings: Sequence[str], labels: Sequence[str]) -> list[str]:
+    """The labels, with those of the comparison where methods differ beside their arguments, such as in callbacks."""
+    given: dict[tuple[str, str], set[str]] = {}
+    for run, setting, label in zip(runs, settings, labels, strict=True):
+        given.setdefault((setting, label), set()).update({run.label} - {""})
+    shared = {label for (_, label), names in given.items() if len(names) > 1}
+    return [run.label or label if label in shared else label for run, label in zip(runs, labels, strict=True)]
 
 
 def _unpaired(

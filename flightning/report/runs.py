@@ -52,6 +52,7 @@ class Run:
         metrics: One value per logged round for each key of ``KEYS`` that was logged; NaN where it was not.
         finished: False for a run that says it was interrupted.
         notice: A line that must stand on top of every report of this run.
+        label: Its name in the comparison that made the run; empty if none did.
         picture: Picture of the partition, if there is one.
         broken: Number of unreadable log lines that were skipped.
         problems: Sentences about files that could not be read.
@@ -69,6 +70,7 @@ class Run:
     metrics: Mapping[str, FloatArray]
     finished: bool = True
     notice: str = ""
+    label: str = ""
     picture: Path | None = None
     broken: int = 0
     problems: tuple[str, ...] = ()
@@ -208,6 +210,7 @@ def read_run(path: Path) -> Run:
         metrics={k: np.array([table[int(r)].get(k, np.nan) for r in rounds], dtype=np.float64) for k in keys},
         finished=summary.get("finished") is not False,
         notice=str(summary.get("notice") or ""),
+        label=str(load_mapping(folder / "cell.json", problems).get("label") or ""),
         picture=picture if picture is not None and picture.is_file() else None,
         broken=broken,
         problems=tuple(problems),

@@ -218,6 +218,11 @@ def test_an_unknown_grid_names_those_that_come_with_the_package():
         read_grid("fedrll")
 
 
+def test_callbacks_beside_a_method_are_part_of_its_name(tmp_path):
+    cells = make_cells(make_grid(options(grid="fashion_checks"), []), tmp_path)
+    assert cells[-1].label == "FedAvg + CCVR, FashionMNIST, Dirichlet(alpha=0.5), seed 0"
+
+
 def test_nothing_to_compare_is_refused(config):
     with pytest.raises(ConfigurationError, match="needs a configuration and methods"):
         make_grid(options(config=[config]), [])

@@ -1,3 +1,5 @@
+import json
+
 import pytest
 
 from flightning.report.arrange import arrange
@@ -54,6 +56,14 @@ def test_same_method_and_seed_twice_is_refused(tmp_path):
     write_run(tmp_path / "b")
     with pytest.raises(ReportError, match=r"`FedAvg` with seed 0 .* was found twice, in `.*a` and `.*b`, .*leave one"):
         arranged(tmp_path)
+
+
+def test_methods_that_differ_in_callbacks_have_the_labels_of_their_comparison(tmp_path):
+    for label in ("FedAvg", "FedAvg + CCVR"):
+        folder = write_run(tmp_path / label)
+        (folder / "cell.json").write_text(json.dumps({"label": label}))
+    compared = arranged(tmp_path)
+    assert (compared.methods, compared.baseline) == (["FedAvg", "FedAvg + CCVR"], "FedAvg")
 
 
 def test_same_method_and_seed_with_other_arguments_gets_their_names(tmp_path):
