@@ -12,9 +12,9 @@ from typing import Any
 from lightning.pytorch.loggers import Logger, WandbLogger
 from lightning.pytorch.utilities import rank_zero_only
 
-from flightning.errors import ConfigurationError
+from flightning.writable import ensure_writable
 
-__all__ = ["RoundCSVLogger", "latest_version", "name_wandb_run", "next_version"]
+__all__ = ["RoundCSVLogger", "ensure_writable", "latest_version", "name_wandb_run", "next_version"]
 
 
 def _versions(folder: Path) -> list[int]:
@@ -146,28 +146,6 @@ def name_wandb_run(logger: WandbLogger, model: str, data: str, partition: str, s
     for argument, (variable, value) in names.items():
         if not os.environ.get(variable) and logger._wandb_init.get(argument) is None:
             logger._wandb_init[argument] = value
-
-
-def ensure_writable(folder: Path, what: str = "the run's folder", option: str = "`--trainer.default_root_dir`") -> None:
-    """Make the folder and try to write in it.
-
-    Args:
-        folder: The folder.
-        what: What it is, for the message.
-        option: The option that chooses another one.
-
-    Raises:
-        ConfigurationError: Where that fails.
-    """
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        probe = folder / ".writable"
-        probe.touch()
-        probe.unlink()
-    except OSError as error:
-        raise ConfigurationError(
-            f"{what} `{folder}` cannot be written ({error}): choose another with {option}."
-        ) from error
 
 
 def _parsed(row: dict[str, str]) -> dict[str, Any]:

@@ -15,14 +15,16 @@ from typing import Any
 from flightning.compare.cells import Cell, default_folder, make_cells
 from flightning.compare.data import check_data
 from flightning.compare.estimate import dry_run
+from flightning.compare.folders import finished_cells
 from flightning.compare.grid import Grid, flat, parse_choice, read_grid
 from flightning.compare.processes import Nurseries
 from flightning.compare.runner import OUTPUT, Runner
 from flightning.compare.status import Status
 from flightning.compare.view import view
-from flightning.errors import ConfigurationError, FlightningError
+from flightning.errors import ConfigurationError, FlightningError, nearest
 from flightning.packaged import find_config
-from flightning.report import report
+from flightning.report import check_options, report
+from flightning.writable import ensure_writable
 
 __all__ = ["choose", "compare", "make_grid", "run"]
 
@@ -48,11 +50,15 @@ def compare(cells: Sequence[Cell], out: Path, jobs: int = 1, report_options: Map
         Number of cells that failed.
 
     Raises:
-        ConfigurationError: If the folder is in use or holds other runs.
+        ConfigurationError: If the folder is in use, holds other runs, or cannot be written.
+        ReportError: If the arguments of the report are wrong, before anything runs, or do not suit the runs.
         DataNotFoundError: If a data set is missing; nothing has been run then.
     """
-    out.mkdir(parents=True, exist_ok=True)
+    options = dict(report_options or {})
+    check_options(options)
+    ensure_writable(out, "the folder of the comparison", "`--out`")
     with _locked(out):
+        _check_baseline(options.get("baseline", "FedAvg"), cells, out)
         runner = Runner(cells, jobs, out.name)
         with _terminable(), Nurseries() as nurseries:
             if runner.waiting:
@@ -61,15 +67,28 @@ def compare(cells: Sequence[Cell], out: Path, jobs: int = 1, report_options: Map
                     print(origin, flush=True)
             with view(runner.statuses, jobs) as shown:
                 runner.run(nurseries, shown.show)
-        _report(runner.statuses, report_options or {}, out)
-    failed = [s for s in runner.statuses if s.state == "failed"]
-    for status in failed:
-        print(f"failed: {status.cell.label}: {status.error} (see {status.cell.folder / OUTPUT})", file=sys.stderr)
+        failed = [s for s in runner.statuses if s.state == "failed"]
+        try:
+            _report(runner.statuses, options, out)
+        finally:
+            for s in failed:
+                print(f"failed: {s.cell.label}: {s.error} (see {s.cell.folder / OUTPUT})", file=sys.stderr)
     return len(failed)
 
 
+def _check_baseline(baseline: Any, cells: Sequence[Cell], out: Path) -> None:
+    """Refuse a baseline that neither these cells nor those that have finished before have."""
+    models = [c.settings.get("model", "") for c in cells]
+    models += [record.settings.get("model", "") for record in finished_cells(out).values()]
+    names = dict.fromkeys(["FedAvg", *(m.rpartition(".")[2] for m in models)])
+    wanted = re.split(r"[ (]", str(baseline))[0]
+    if wanted.lower() not in (name.lower() for name in names):
+        raise ConfigurationError(f"`baseline` is `{baseline}`, which is none of the methods. {nearest(wanted, names)}")
+
+
 def _report(statuses: Sequence[Status], options: Mapping[str, Any], out: Path) -> None:
-    finished = [s.cell.folder for s in statuses if s.state == "finished"]
+    """Report on all cells of the folder that have finished, also those that are not in this comparison."""
+    finished = list(dict.fromkeys([*(s.cell.folder for s in statuses if s.state == "finished"), *finished_cells(out)]))
     if not finished:
         return
     # compared on purpose: runs of different data stand side by side
@@ -202,13 +221,18 @@ def run(argv: list[str]) -> int:
         cells = choose(make_cells(grid, out), options.only, options.without)
         if options.dry_run:
             return int(dry_run(cells, options.jobs) > 0)
-        return int(compare(cells, out, options.jobs, grid.report) > 0)
+        return int(compare(cells, out, options.jobs, {**grid.report, **_report_options(options)}) > 0)
     except FlightningError as error:
         print(f"flightning compare: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print("Interrupted: the same command goes on where it stopped.", file=sys.stderr)
         return 130
+
+
+def _report_options(options: argparse.Namespace) -> dict[str, Any]:
+    given = {name: getattr(options, name) for name in ("target", "baseline", "last")}
+    return {name: value for name, value in given.items() if value is not None}
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -239,6 +263,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--out", metavar="DIR", help="folder of the comparison (runs/compare/<name>-<hash>)")
     parser.add_argument("--jobs", type=int, default=1, metavar="N", help="runs at once (%(default)s)")
+    parser.add_argument("--target", metavar="A", help="of the report: an accuracy, fedavg-final or baseline-final")
+    parser.add_argument("--baseline", metavar="METHOD", help="of the report: what speed-ups and multiples refer to")
+    parser.add_argument("--last", type=int, metavar="N", help="of the report: rounds of the final accuracy")
     parser.add_argument(
         "--dry-run", action="store_true", help="print the runs and an estimate of the time from a few measured steps"
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from flightning.report.command import Report, analyse, report, run
+from flightning.report.command import Report, analyse, check_options, report, run
 from flightning.report.runs import ReportError
 
-__all__ = ["Report", "ReportError", "analyse", "report", "run"]
+__all__ = ["Report", "ReportError", "analyse", "check_options", "report", "run"]

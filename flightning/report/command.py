@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
-from flightning.errors import FlightningError
+from flightning.errors import FlightningError, nearest
 from flightning.report.arrange import Comparison, arrange
 from flightning.report.curves import looks, panels
 from flightning.report.figures import write_figures
@@ -17,9 +18,10 @@ from flightning.report.page import page
 from flightning.report.quantities import Quantity, accuracies, costs, fairness, to_target
 from flightning.report.runs import ReportError, Run, read_runs
 from flightning.report.tables import MOST_PAIRS, Table, method_tables, pair_tables
-from flightning.report.target import BASELINE_FINAL, FEDAVG_FINAL, Target, set_target
+from flightning.report.target import BASELINE_FINAL, FEDAVG_FINAL, Target, parse_target, set_target
+from flightning.writable import ensure_writable
 
-__all__ = ["Report", "analyse", "report", "run"]
+__all__ = ["Report", "analyse", "check_options", "report", "run"]
 
 
 @dataclass(frozen=True)
@@ -63,6 +65,27 @@ class Report:
         return "\n".join(parts)
 
 
+def check_options(options: Mapping[str, Any]) -> None:
+    """Refuse arguments of a report that cannot work, before there are runs to report on.
+
+    Args:
+        options: Arguments of :func:`report`, but for the runs and the folder.
+
+    Raises:
+        ReportError: If one is unknown or has a value that cannot be.
+    """
+    known = ("target", "mixed", "baseline", "last")
+    for name in options:
+        if name not in known:
+            raise ReportError(f"`{name}` is no option of a report. {nearest(str(name), known)}")
+    parse_target(options.get("target", FEDAVG_FINAL))
+    last = options.get("last", 1)
+    if not isinstance(last, int) or last < 1:
+        raise ReportError(
+            f"`last` is {last}, but it counts the rounds that the final accuracy is the mean of; use 1 or more."
+        )
+
+
 def report(
     runs: Sequence[Path | str],
     target: str | float = FEDAVG_FINAL,
@@ -89,6 +112,7 @@ def report(
 
     Raises:
         ReportError: If there are no runs, they cannot be compared, or an argument is wrong.
+        ConfigurationError: If the folder cannot be written.
     """
     made = analyse(runs, target, mixed, baseline, last)
     return replace(made, files=_write(made, Path(out)))
@@ -117,8 +141,7 @@ def analyse(
     Raises:
         ReportError: If there are no runs, they cannot be compared, or an argument is wrong.
     """
-    if last < 1:
-        raise ReportError(f"`last` is {last}, but the final accuracy needs at least one round; use 1 or more.")
+    check_options({"target": target, "last": last})
     found, notes = read_runs(runs)
     compared = arrange(found, mixed=mixed, baseline=baseline)
     goal = set_target(target, compared, last)
@@ -133,7 +156,7 @@ def analyse(
 
 def _write(made: Report, folder: Path) -> list[Path]:
     """Write every format; the files."""
-    folder.mkdir(parents=True, exist_ok=True)
+    ensure_writable(folder, "the folder of the report", "`--out`")
     look, drawn = looks(made.compared.methods), panels(made.compared)
     shown = [t for t in made.tables if t.corner == "method"]
     texts = {

@@ -62,7 +62,7 @@ def parse_target(target: str | float) -> float | str:
         return target.strip().lower()
     try:
         value = float(target)
-    except ValueError:
+    except (TypeError, ValueError):
         raise ReportError(
             f"`target` is `{target}`, but it must be an accuracy such as 0.9, `{FEDAVG_FINAL}` or `{BASELINE_FINAL}`; "
             "for the final accuracy of another method name it with `--baseline`."

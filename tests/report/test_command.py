@@ -23,6 +23,16 @@ def test_command_says_what_is_wrong_and_returns_2(tmp_path, capsys):
     assert capsys.readouterr().err.startswith("flightning report: no run in")
 
 
+def test_folder_that_cannot_be_written_is_named_in_one_line(tmp_path, capsys):
+    write_run(tmp_path / "runs" / "a")
+    (tmp_path / "file").touch()
+    assert run([str(tmp_path / "runs"), "--out", str(tmp_path / "file")]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith(f"flightning report: the folder of the report `{tmp_path / 'file'}` cannot be written (")
+    assert said.endswith("choose another with `--out`.\n")
+    assert said.count("\n") == 1
+
+
 def test_options_reach_the_report(tmp_path, capsys):
     for data in ("MNIST", "CIFAR10"):
         write_run(tmp_path / data, "SOLO", data=data)

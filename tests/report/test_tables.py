@@ -129,7 +129,7 @@ def test_s5_table_1_last_five_rounds_of_one_run(tmp_path):
 
 def test_last_below_one_is_refused(tmp_path):
     with pytest.raises(
-        ReportError, match="`last` is 0, but the final accuracy needs at least one round; use 1 or more"
+        ReportError, match="`last` is 0, but it counts the rounds that the final accuracy is the mean of; use 1 or more"
     ):
         analyse([tmp_path], last=0)
 

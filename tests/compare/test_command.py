@@ -1,0 +1,88 @@
+"""What a comparison checks before it runs, and what it says when it has run."""
+
+import json
+
+import pytest
+
+from flightning.compare.cells import Cell
+from flightning.compare.command import compare, run
+from flightning.compare.folders import prepare
+from tests.report.synthetic import write_run
+
+BASE = ["--config", "quickstart", "--models", "FedAvg", "SOLO"]
+
+
+def finished_cell(out, model, seed=0, accuracy=(0.5, 0.8)):
+    """A cell that an earlier comparison has run."""
+    folder = write_run(out / model.lower() / f"seed_{seed}", model, seed, accuracy)
+    summary = (folder / "summary.json").read_text()
+    (folder / "metrics.csv").rename(folder / "kept")
+    cell = Cell(model, "", seed, (), {"model": model, "seed": str(seed)}, folder)
+    prepare(cell, "new", 0)
+    (folder / "kept").rename(folder / "metrics.csv")
+    (folder / "summary.json").write_text(summary)
+    return cell
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--target", "90"], "`target` is 90, but accuracies are fractions"),
+        (["--last", "0"], "`last` is 0, but it counts the rounds"),
+        (["--baseline", "FedAgv"], "`baseline` is `FedAgv`, which is none of the methods. Did you mean `FedAvg`"),
+    ],
+)
+def test_options_of_the_report_are_checked_before_anything_runs(tmp_path, capsys, options, message):
+    assert run([*BASE, "--out", str(tmp_path / "out"), *options]) == 2
+    said = capsys.readouterr()
+    assert f"flightning compare: {message}" in said.err
+    assert said.out == ""
+
+
+def test_an_unknown_option_of_the_report_in_a_grid_is_refused(tmp_path, capsys):
+    (tmp_path / "grid.yaml").write_text("config: quickstart\nmodels: [FedAvg]\nreport: {tagret: 0.9}\n")
+    assert run(["--grid", str(tmp_path / "grid.yaml"), "--out", str(tmp_path / "out")]) == 2
+    assert "`tagret` is no option of a report. Did you mean `target`" in capsys.readouterr().err
+
+
+def test_a_folder_that_cannot_be_written_is_named_in_one_line(tmp_path, capsys):
+    (tmp_path / "file").touch()
+    assert run([*BASE, "--out", str(tmp_path / "file")]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith(f"flightning compare: the folder of the comparison `{tmp_path / 'file'}` cannot be written")
+    assert said.count("\n") == 1
+
+
+def test_the_report_is_of_all_finished_cells_of_the_folder(tmp_path, capsys):
+    finished_cell(tmp_path, "FedAvg")
+    added = finished_cell(tmp_path, "SOLO")
+    assert compare([added], tmp_path) == 0
+    assert "# Comparison of 2 methods on Digits" in capsys.readouterr().out
+
+
+def test_options_of_the_report_are_passed_to_it(tmp_path, capsys):
+    assert compare([finished_cell(tmp_path, "FedAvg")], tmp_path, report_options={"target": 0.7, "last": 2}) == 0
+    said = capsys.readouterr().out
+    assert "Target: accuracy 70 %" in said
+    assert "accuracy of the last 2 rounds" in said
+
+
+def test_failures_are_listed_even_if_the_report_fails(tmp_path, capsys, monkeypatch):
+    cell = finished_cell(tmp_path, "FedAvg")
+    failed = Cell("SOLO", "", 0, (), {"model": "SOLO"}, tmp_path / "solo" / "seed_0")
+
+    def fail(runner, nurseries, show):
+        runner.statuses[1].state, runner.statuses[1].error = "failed", "boom"
+
+    monkeypatch.setattr("flightning.compare.command.check_data", lambda *_: [])
+    monkeypatch.setattr("flightning.compare.command.Runner.run", fail)
+    (cell.folder / "metrics.csv").write_text("round,val/accuracy\n")
+    with pytest.raises(ValueError, match="logged `val/accuracy`"):
+        compare([cell, failed], tmp_path)
+    assert "failed: SOLO, seed 0: boom" in capsys.readouterr().err
+
+
+def test_the_label_of_a_method_is_kept(tmp_path):
+    cell = Cell("FedAvg + CCVR", "", 0, (), {}, tmp_path / "a")
+    prepare(cell, "new", 0)
+    assert json.loads((cell.folder / "cell.json").read_text())["label"] == "FedAvg + CCVR"
