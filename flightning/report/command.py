@@ -197,8 +197,17 @@ def _tables(compared: Comparison, target: Target | None, last: int) -> list[Tabl
         tables += method_tables("target", "Reaching the target", to_target(target), compared, notes)
     cost_notes = ["Sent up and down by all clients of a round; a parameter is a 32-bit number, M is a million."]
     tables += method_tables("cost", "Cost of a round", costs(), compared, cost_notes)
-    fair = ["Accuracy (%) of the clients one by one, in the last round that measured it."]
-    return tables + method_tables("fairness", "Fairness", fairness(), compared, fair)
+    return tables + method_tables("fairness", "Fairness", fairness(), compared, [_about_fairness(compared)])
+
+
+def _about_fairness(compared: Comparison) -> str:
+    runs = [r for group in compared.runs.values() for r in group]
+    parts = []
+    if any("clients/accuracy_std" in r.metrics for r in runs):
+        parts.append("Accuracy (%) of the clients one by one, each on its local test set, in the last round measured.")
+    if any("val/accuracy_std" in r.metrics for r in runs):
+        parts.append("Deviation over own models: accuracy (%) of the clients' own models, each on the whole test set.")
+    return " ".join(parts)
 
 
 def _fewer_pairs(pairs: Table, compared: Comparison) -> Table:

@@ -196,15 +196,22 @@ def costs() -> list[Quantity]:
         mean("bytes_per_round", "sent per round", sent, "bytes"),
         mean("extra_bytes_per_round", "sent beside the weights", extra, "bytes"),
         mean("seconds_per_round", "time per round", lambda r: r.logged("round/seconds"), "s", better=-1),
+        mean(
+            "training_seconds_per_round",
+            "local training per round",
+            lambda r: r.logged("round/seconds_training"),
+            "s",
+            better=-1,
+        ),
     ]
 
 
 def fairness() -> list[Quantity]:
     """Accuracy over clients in the last round that measured it."""
 
-    def last(key: str, instead: str = "") -> Callable[[Run], float]:
+    def last(key: str) -> Callable[[Run], float]:
         def value(run: Run) -> float:
-            values = run.logged(key) if _any(run.logged(key)) or not instead else run.logged(instead)
+            values = run.logged(key)
             return float(values[np.isfinite(values)][-1]) if _any(values) else math.nan
 
         return value
@@ -223,10 +230,11 @@ def fairness() -> list[Quantity]:
 
     return [
         entry("mean", "mean over clients", last("clients/accuracy_mean"), 1),
-        entry("std", "deviation over clients", last("clients/accuracy_std", "val/accuracy_std"), -1),
+        entry("std", "deviation over clients", last("clients/accuracy_std"), -1),
         entry("worst10", "worst 10 % of clients", last("clients/accuracy_worst10"), 1),
         entry("best10", "best 10 % of clients", last("clients/accuracy_best10"), 1),
         entry("jain", "Jain index", last("clients/jain"), 1, scale=1.0),
+        entry("models_std", "deviation over own models", last("val/accuracy_std"), -1),
     ]
 
 

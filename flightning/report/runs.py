@@ -24,7 +24,7 @@ FloatArray = npt.NDArray[np.float64]
 
 KEYS = frozenset(
     ["val/accuracy", "val/accuracy_std"]
-    + [f"round/{name}" for name in ("clients", "bytes_up", "bytes_down", "setup_bytes", "seconds")]
+    + [f"round/{name}" for name in ("clients", "bytes_up", "bytes_down", "setup_bytes", "seconds", "seconds_training")]
     + [f"round/extra_bytes_{way}" for way in ("up", "down")]
     + [f"clients/{name}" for name in ("accuracy_mean", "accuracy_std", "accuracy_worst10", "accuracy_best10", "jain")]
 )

@@ -63,6 +63,13 @@ def test_s1_table_3_seconds_per_round(fedrl):
     assert [cells[column].text for _, cells in table(made, "cost").rows] == ["40.64", "53.17", "47.84", "10"]
 
 
+def test_s1_table_3_seconds_of_local_training(tmp_path):
+    write_run(tmp_path / "a", seconds=50.0, columns={"round/seconds_training": (40.0, 41.0, 42.0)})
+    made = analyse([tmp_path])
+    column = [c.quantity for c in table(made, "cost").columns].index("training_seconds_per_round")
+    assert table(made, "cost").rows[0][1][column].text == "41"
+
+
 def test_s4_table_2_bytes_to_target_and_parameters_per_round(fedrl):
     made = analyse([fedrl / "runs"])
     # 10 clients, 40 kB each way: 0.8 MB or 0.2 million 32-bit numbers a round, 120 rounds for FedAvg and 51 for FedRL
@@ -227,9 +234,13 @@ def test_fairness_of_the_last_round_that_measured_it(tmp_path):
     assert texts(made, "fairness") == {"FedAvg": ["80.00", "10.00", "50.00", "95.00", "0.9800"]}
 
 
-def test_personal_methods_show_their_own_deviation(tmp_path):
+def test_deviation_of_own_models_on_the_whole_test_set_has_its_own_column(tmp_path):
     write_run(tmp_path / "a", "SOLO", columns={"val/accuracy_std": (0.1, 0.1, 0.05)})
-    assert texts(analyse([tmp_path]), "fairness") == {"SOLO": ["5.00"]}
+    write_run(tmp_path / "b", "FedAvg", columns={"clients/accuracy_std": ("", "", 0.2)})
+    made = analyse([tmp_path])
+    assert [c.title for c in table(made, "fairness").columns] == ["deviation over clients", "deviation over own models"]
+    assert texts(made, "fairness") == {"FedAvg": ["20.00", NOTHING], "SOLO": [NOTHING, "5.00"]}
+    assert "each on the whole test set" in table(made, "fairness").notes[0]
 
 
 def test_seeds_on_different_partitions_are_not_paired(tmp_path):
