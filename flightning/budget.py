@@ -44,11 +44,7 @@ of [40, 80]). These are not the numbers of the full protocol.'
     trainer["max_epochs"] = fewer
     changed = _scale_schedule(config.get("lr_scheduler"), fewer / rounds)
     details = f", learning-rate schedule scaled with them ({', '.join(changed)})" if changed else ""
-    details += _scale_warmup(config.get("model"), fewer, rounds)
-    every = trainer.get("check_val_every_n_epoch")
-    if every and every > fewer:
-        trainer["check_val_every_n_epoch"] = fewer
-        details += f", one evaluation in place of one every {every} rounds"
+    details += _scale_method(config.get("model"), fewer, rounds) + _scale_evaluation(trainer, fewer, rounds)
     counted = f"{fewer} round{'s' if fewer > 1 else ''}"
     return (
         f"Budget {budget:g}: {counted} in place of {rounds}{details}. These are not the numbers of the full protocol."
@@ -72,14 +68,29 @@ def _scale_schedule(scheduler: Any, factor: float) -> list[str]:
     return changed
 
 
-def _scale_warmup(model: Any, fewer: int, rounds: int) -> str:
-    """Scale the warm-up of a method, such that at least one round comes after it."""
-    arguments = (model or {}).get("init_args") or {}
+def _scale_method(model: Any, fewer: int, rounds: int) -> str:
+    """Scale what a method counts in rounds: a warm-up, such that at least one round comes after it, and ``T_0``."""
+    arguments, details = (model or {}).get("init_args") or {}, ""
     before = arguments.get("warmup_rounds")
-    if not before or before >= rounds:
+    if before and before < rounds:
+        arguments["warmup_rounds"] = min(_scaled(before, fewer / rounds), fewer - 1)
+        details += f", warm-up of {arguments['warmup_rounds']} in place of {before}"
+    before = arguments.get("T_0")
+    if before:
+        arguments["T_0"] = _scaled(before, fewer / rounds)
+        details += f", T_0 {arguments['T_0']} in place of {before}"
+    return details
+
+
+def _scale_evaluation(trainer: Any, fewer: int, rounds: int) -> str:
+    """Scale the rounds between two evaluations, such that the last round is evaluated."""
+    before = trainer.get("check_val_every_n_epoch")
+    if not before or before == 1:
         return ""
-    arguments["warmup_rounds"] = min(_scaled(before, fewer / rounds), fewer - 1)
-    return f", warm-up of {arguments['warmup_rounds']} in place of {before}"
+    most = min(_scaled(before, fewer / rounds), fewer)
+    after = next(every for every in range(most, 0, -1) if fewer % every == 0)
+    trainer["check_val_every_n_epoch"] = after
+    return f", an evaluation every {f'{after} rounds' if after > 1 else 'round'} in place of {before}"
 
 
 def _scaled(rounds: int, factor: float) -> int:

@@ -39,7 +39,26 @@ def test_at_least_one_round_and_one_evaluation_are_left():
     scaled = {"trainer": {"max_epochs": 100, "check_val_every_n_epoch": 5}, "lr_scheduler": None}
     notice = scale_rounds(scaled, 0.001)
     assert scaled["trainer"] == {"max_epochs": 1, "check_val_every_n_epoch": 1}
-    assert "one evaluation in place of one every 5 rounds" in notice
+    assert "an evaluation every round in place of 5" in notice
+
+
+@pytest.mark.parametrize(("budget", "every"), [(0.5, 2), (0.2, 1), (0.6, 3), (0.47, 1)])
+def test_evaluations_are_scaled_and_the_last_round_is_evaluated(budget, every):
+    # every 5 of 100 rounds; of 47 rounds, whose only divisors are 1 and 47, every one
+    scaled = {"trainer": {"max_epochs": 100, "check_val_every_n_epoch": 5}}
+    scale_rounds(scaled, budget)
+    assert scaled["trainer"]["check_val_every_n_epoch"] == every
+
+
+def test_the_end_of_a_contrast_is_scaled():
+    scaled = {"trainer": {"max_epochs": 100}, "model": {"class_path": "FedProc", "init_args": {"T_0": 50}}}
+    assert "T_0 5 in place of 50" in scale_rounds(scaled, 0.1)
+    assert scaled["model"]["init_args"]["T_0"] == 5
+
+
+def test_a_contrast_that_ends_with_the_run_does_so_still():
+    scaled = {"trainer": {"max_epochs": 100}, "model": {"class_path": "FedProc", "init_args": {"T_0": None}}}
+    assert "T_0" not in scale_rounds(scaled, 0.1)
 
 
 @pytest.mark.parametrize(("budget", "rounds", "warmup"), [(0.1, 11, 1), (0.5, 55, 5), (0.01, 1, 0)])

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from flightning.errors import nearest
 from flightning.report.runs import ReportError, Run
 
@@ -273,3 +275,9 @@ def _note_gaps(
             for run in group:
                 if not run.finished or int(run.rounds[-1]) < longest:
                     notes.append(f"`{method}`{place}, seed {run.seed}, stopped after {int(run.rounds[-1])} rounds.")
+            evaluated = {(int(r.rounds[np.isfinite(r.logged("val/accuracy"))][-1]), int(r.rounds[-1])) for r in group}
+            for round_, rounds in sorted(e for e in evaluated if e[0] < e[1]):
+                notes.append(
+                    f"`{method}`{place} was last evaluated in round {round_} of {rounds}: its final accuracy is of "
+                    "that round."
+                )

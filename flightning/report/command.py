@@ -17,6 +17,7 @@ from flightning.report.formats import latex, latex_text, markdown, runs_csv, tab
 from flightning.report.page import page
 from flightning.report.quantities import Quantity, accuracies, costs, fairness, to_target
 from flightning.report.runs import ReportError, Run, read_runs
+from flightning.report.statistics import final
 from flightning.report.tables import MOST_PAIRS, Table, method_tables, pair_tables
 from flightning.report.target import BASELINE_FINAL, FEDAVG_FINAL, Target, parse_target, set_target
 from flightning.writable import ensure_writable
@@ -144,6 +145,7 @@ def analyse(
     check_options({"target": target, "last": last})
     found, notes = read_runs(runs)
     compared = arrange(found, mixed=mixed, baseline=baseline)
+    last = _capped(last, compared)
     goal = set_target(target, compared, last)
     pairs = pair_tables(compared, last)
     tables = [*_tables(compared, goal, last), *(_fewer_pairs(p, compared) for p in pairs)]
@@ -152,6 +154,19 @@ def analyse(
     title += f" on {compared.common}" if compared.common else ""
     quantities = [*accuracies(last), *(to_target(goal) if goal else []), *costs(), *fairness()]
     return Report(title, _notices(found), tables, notes, compared, quantities, pairs)
+
+
+def _capped(last: int, compared: Comparison) -> int:
+    """At most the evaluated rounds of a run, with a note where these are fewer than asked for."""
+    counts = [len(final(r, last)) for group in compared.runs.values() for r in group]
+    if max(counts) < last:
+        compared.notes.append(f"No run was evaluated {last} times: the final accuracy is of {max(counts)} instead.")
+    elif min(counts) < last:
+        compared.notes.append(
+            f"{sum(c < last for c in counts)} of {len(counts)} runs were evaluated less than {last} times: their final "
+            "accuracy is the mean of the evaluations that there are."
+        )
+    return min(last, max(counts))
 
 
 def _write(made: Report, folder: Path) -> list[Path]:

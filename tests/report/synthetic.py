@@ -52,7 +52,7 @@ def write_run(
     table = {
         "round": range(1, n + 1),
         "val/accuracy": accuracy,
-        "val/loss": [2.0 - a for a in accuracy],
+        "val/loss": ["" if a == "" else 2.0 - a for a in accuracy],
         "round/clients": [clients] * n,
         "round/bytes_up": [clients * (BYTES + extra)] * n,
         "round/bytes_down": [clients * BYTES] * n,

@@ -51,6 +51,13 @@ def test_other_partition_under_the_same_name_is_refused_unless_asked(tmp_path):
     assert "do not share one partition: paired tests leave them out" in compared.notes[0]
 
 
+def test_last_round_without_evaluation_is_noted(tmp_path):
+    write_run(tmp_path / "a", accuracy=(0.5, 0.7, ""))
+    assert arranged(tmp_path).notes == [
+        "`FedAvg` was last evaluated in round 2 of 3: its final accuracy is of that round."
+    ]
+
+
 def test_same_method_and_seed_twice_is_refused(tmp_path):
     write_run(tmp_path / "a")
     write_run(tmp_path / "b")

@@ -134,6 +134,20 @@ def test_s5_table_1_last_five_rounds_of_one_run(tmp_path):
     assert "with one seed the deviation is over these rounds" in table(made, "accuracy").notes[1]
 
 
+def test_last_is_capped_by_the_evaluated_rounds_and_said(tmp_path):
+    write_run(tmp_path / "a", accuracy=(0.5, 0.7, 0.9))
+    made = analyse([tmp_path], last=5)
+    assert table(made, "accuracy").columns[1].title == "accuracy of the last 3 rounds (%)"
+    assert "No run was evaluated 5 times: the final accuracy is of 3 instead." in table(made, "accuracy").notes
+
+
+def test_runs_with_fewer_evaluations_than_the_last_are_counted(tmp_path):
+    write_run(tmp_path / "a", "FedAvg", accuracy=(0.5, 0.7, 0.9))
+    write_run(tmp_path / "b", "SOLO", accuracy=(0.5, "", 0.9))
+    notes = table(analyse([tmp_path], last=3), "accuracy").notes
+    assert any(n.startswith("1 of 2 runs were evaluated less than 3 times") for n in notes)
+
+
 def test_last_below_one_is_refused(tmp_path):
     with pytest.raises(
         ReportError, match="`last` is 0, but it counts the rounds that the final accuracy is the mean of; use 1 or more"
