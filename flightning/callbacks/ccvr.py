@@ -88,13 +88,13 @@ class CCVR(Callback):
         if folder is not None:
             trainer.save_checkpoint(Path(folder) / "ccvr.ckpt", weights_only=False)
 
-    def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Calibrate a finished checkpoint."""
+    def on_validation_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Calibrate a finished checkpoint, after `Federation` has started wherever it stands among the callbacks."""
         if trainer.state.fn == "validate":
             self.calibrate(trainer, cast(FederatedMixin, pl_module))
 
-    def on_test_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Calibrate a finished checkpoint."""
+    def on_test_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Calibrate a finished checkpoint, after `Federation` has started wherever it stands among the callbacks."""
         if trainer.state.fn == "test":
             self.calibrate(trainer, cast(FederatedMixin, pl_module))
 

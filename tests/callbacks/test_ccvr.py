@@ -69,17 +69,19 @@ def test_no_epoch_changes_nothing():
     assert all(torch.equal(w, module.state_dict()[n]) for n, w in weights(plain).items())
 
 
-def test_a_finished_checkpoint_can_be_calibrated(tmp_path):
+@pytest.mark.parametrize("verb", ["validate", "test"])
+@pytest.mark.parametrize("order", [(Federation, CCVR), (CCVR, Federation)])  # the second is that of the command line
+def test_a_finished_checkpoint_can_be_calibrated(tmp_path, verb, order):
     saving = ModelCheckpoint(dirpath=tmp_path, save_last=True)
     run(FedAvg, 2, callbacks=[saving])
     in_fit, logged = run(FedAvg, 2, callbacks=[CCVR()])
-    for verb in ("validate", "test"):
-        module = make_module(FedAvg, seed=7)
-        trainer = make_trainer(1, callbacks=[CCVR()], logger=RoundMemory())
-        found = getattr(trainer, verb)(module, datamodule=make_data(), ckpt_path=str(tmp_path / "last.ckpt"))
-        assert torch.equal(module.net.head.weight, in_fit.net.head.weight)
-        accuracy = next(v for n, v in found[0].items() if n.endswith("accuracy"))
-        assert accuracy == pytest.approx(logged[1]["ccvr/accuracy"])
+    module = make_module(FedAvg, seed=7)
+    first, second = order
+    trainer = make_trainer(1, first(), [second()], logger=RoundMemory())
+    found = getattr(trainer, verb)(module, datamodule=make_data(), ckpt_path=str(tmp_path / "last.ckpt"))
+    assert torch.equal(module.net.head.weight, in_fit.net.head.weight)
+    accuracy = next(v for n, v in found[0].items() if n.endswith("accuracy"))
+    assert accuracy == pytest.approx(logged[1]["ccvr/accuracy"])
 
 
 def test_the_calibrated_model_is_saved_beside_the_other_checkpoints(tmp_path):
