@@ -183,4 +183,8 @@ def _accuracy(trainer: Trainer, module: FederatedMixin) -> float | None:
     """Accuracy of the live weights on the validation samples; ``None`` without any."""
     batches = trainer.datamodule.val_dataloader()  # type: ignore[attr-defined]
     hits = [module(inputs).argmax(dim=1) == labels for inputs, labels in _pairs(trainer, module, batches)]
-    return float(torch.cat(hits).double().mean()) if hits else None
+    own = sum(int(h.sum()) for h in hits), sum(len(h) for h in hits)
+    # the samples are spread over the processes of the run
+    gathered = [own] if module.gather_evaluation is None else module.gather_evaluation(own)
+    right, number = (sum(counts) for counts in zip(*gathered, strict=True))
+    return right / number if number else None

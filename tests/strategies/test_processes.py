@@ -32,6 +32,7 @@ CASES = {
     "logs fused": {"name": "Talkative", "federation": {"local_loop": "fused"}, **PAIR},
     "coarse evaluation": {"name": "SOLO", "data": {"eval_batch_size": 512}, **PAIR},
     "growing": {"name": "FedMA", "arguments": {"growing": True, "sigma": 0.05}, "data": EVALUATION, **PAIR},
+    "CCVR": {"name": "FedAvg", "callbacks": ["CCVR"], "data": EVALUATION, **PAIR},
     "bf16": {"name": "SCAFFOLD", "precision": "bf16-mixed", **PAIR},
     "ddp fused": {"name": "FedProx", "net": "PlainNet", "federation": {"local_loop": "fused"}, **DDP},
     # 32 samples in batches of 5: six full ones (3 + 2 samples) and one of 2; 31 samples end with a single one
@@ -110,6 +111,12 @@ def test_what_local_steps_log_is_that_of_all_clients(ranks, key):
 @pytest.mark.parametrize("key", ["parallel/FedAvg", "idle", "idle fused", "fused"])
 def test_lightning_counts_the_steps_of_all_processes(ranks, key):
     assert ranks[1][key]["global_step"] == ranks[0][key]["global_step"] == single(CASES[key])["global_step"]
+
+
+def test_accuracy_after_ccvr_agrees_with_one_process(ranks):
+    ours, expected = ranks[0]["CCVR"], single(CASES["CCVR"])
+    assert "ccvr/accuracy" in expected["metrics"]
+    assert_agrees(ours, expected)
 
 
 def test_mixed_precision_agrees_with_one_process(ranks):

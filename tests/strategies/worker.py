@@ -14,9 +14,11 @@ from pathlib import Path
 import torch
 from torchmetrics.classification import MulticlassAccuracy
 
+import flightning.callbacks
 from flightning.algorithms import FedAvg
 from flightning.callbacks import LastCheckpoint
 from tests import algorithms_on_digits as digits
+from tests.classification import RoundMemory
 
 
 class Talkative(FedAvg):
@@ -36,22 +38,23 @@ class Talkative(FedAvg):
         return loss
 
 
-def result(name, net="DropoutNet", data=None, saves=False, **options):
-    """What a run ends with; ``saves`` after every round."""
+def result(name, net="DropoutNet", data=None, callbacks=(), saves=False, **options):
+    """What a run ends with; callbacks are given by name, ``saves`` after every round."""
     name = {"Talkative": Talkative}.get(name, name)
+    listeners = [getattr(flightning.callbacks, c)() for c in callbacks]
     with tempfile.TemporaryDirectory() as folder:
         if saves:
-            options |= {"callbacks": [LastCheckpoint(folder)], "enable_checkpointing": True}
+            listeners, options["enable_checkpointing"] = [*listeners, LastCheckpoint(folder)], True
+        options |= {"callbacks": listeners, "logger": RoundMemory()}
         module, trainer = digits.run(name, net=getattr(digits, net), data=digits.make_digits(**(data or {})), **options)
+    logged = trainer.callback_metrics | trainer.logger.rounds[trainer.current_epoch]
     of_a_step = ("train/loss_step", "train/now")
     return {
         "global_step": trainer.global_step,
         "weights": {n: w.clone() for n, w in module.state_dict().items()},
         "server": module.server_state.values,
         "clients": module.client_states.state_dict(),
-        "metrics": {
-            k: float(v) for k, v in trainer.callback_metrics.items() if "seconds" not in k and k not in of_a_step
-        },
+        "metrics": {k: float(v) for k, v in logged.items() if "seconds" not in k and k not in of_a_step},
     }
 
 
