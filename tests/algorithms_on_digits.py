@@ -15,8 +15,8 @@ READY_MADE = [name for name in flightning.algorithms.__all__ if not name.endswit
 
 #: Settings without which an algorithm refuses to run.
 _FEDERATION = {"FedPD": {"participation": 1.0}}
-#: Settings that make an algorithm quick enough for a test.
-_ARGUMENTS = {"FedDF": {"steps": 20, "eval_every": 10}}
+#: Settings that make an algorithm quick enough for a test, and let two rounds reach all of its stages.
+_ARGUMENTS = {"FedDF": {"steps": 20, "eval_every": 10}, "CDFDM": {"warmup_rounds": 1}}
 
 
 class DropoutNet(Net):
