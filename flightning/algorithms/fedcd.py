@@ -59,7 +59,7 @@ class FedCDMixin(FedCDLocalMixin):
         temperature: Temperature of the distillation, > 0; the loss is multiplied by its square.
         first_round: Number :math:`t` of the first round in :math:`\mu_t`: 0, or 1, which ends without the task.
         bias: Whether the rows of the classifier have a bias.
-        prototype_lr: Learning rate of the prototypes relative to the optimizer's (exact for SGD); they never decay.
+        prototype_lr: Learning rate of the prototypes relative to the optimizer's; they never decay.
         **kwargs: Arguments of the module behind the mixin.
     """
 

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from flightning.algorithms.base import FederatedMixin
 from flightning.algorithms.fine_classifier import FineClassifier, RebalancedSet
+from flightning.algorithms.local_optimizer import step_apart
 from flightning.functional import prototypes as fine
 from flightning.functional.aggregation import Payload
 from flightning.functional.losses import (
@@ -65,6 +66,14 @@ class FedCDLocalMixin(FederatedMixin):
     @property
     def _counts_at_start(self) -> bool:
         return self.hpc and self.counts_at == "start"
+
+    def on_federation_start(self) -> None:
+        """Let the prototypes be stepped at their own rate, without weight decay."""
+        super().on_federation_start()
+        if self.hpc and self.trainer.state.fn == "fit":
+            optimizer = self.trainer.optimizers[0]
+            if self.prototype_lr != 1 or any(g.get("weight_decay") for g in optimizer.param_groups):
+                step_apart(optimizer, self.prototypes, self.prototype_lr)
 
     def on_client_start(self, download: Payload) -> None:
         """Start from the global prototypes, or in the first round from k-means, and count the samples of each."""
@@ -170,18 +179,6 @@ class FedCDLocalMixin(FederatedMixin):
         else:
             losses = t**2 * decoupled_distillation(student / t, teacher / t, y, self.xi)
         return losses.mean() if extra is None else (extra.importance(len(z)) * losses).sum()
-
-    def correct_gradients(self) -> None:
-        """Scale the prototypes' rate and undo the weight decay that the optimizer will add."""
-        super().correct_gradients()
-        gradient, decay = self.prototypes.grad, self._decay()
-        if gradient is not None and (decay or self.prototype_lr != 1):
-            gradient.mul_(self.prototype_lr).sub_(self.prototypes.detach(), alpha=decay)
-
-    def _decay(self) -> float:
-        groups = self.trainer.optimizers[0].param_groups
-        group = next((g for g in groups if any(p is self.prototypes for p in g["params"])), {})
-        return float(group.get("weight_decay", 0.0))
 
     def on_client_end(self) -> Payload:
         """Send the rows of the classifier, the prototypes and their counts beside the other weights."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -10,7 +11,44 @@ from torch.optim import SGD, AdamW, Optimizer
 
 from flightning.functional.momentum import probe_travel, sgd_travel
 
-__all__ = ["LocalOptimizer"]
+__all__ = ["LocalOptimizer", "step_apart"]
+
+
+def step_apart(optimizer: Optimizer, parameter: Tensor, rate: float) -> None:
+    """Let one parameter of an optimizer be stepped without weight decay, at a multiple of its group's learning rate.
+
+    During each step it forms a group of its own, so this holds for any rule of any optimizer; before and after, the
+    groups are those that schedulers and checkpoints know.
+
+    Example:
+        >>> weights = [torch.nn.Parameter(torch.tensor(1.0)) for _ in range(2)]
+        >>> optimizer = torch.optim.SGD(weights, lr=0.5, weight_decay=1.0)
+        >>> step_apart(optimizer, weights[1], rate=2.0)
+        >>> for weight in weights:
+        ...     weight.grad = torch.tensor(0.25)
+        >>> optimizer.step()
+        >>> [weight.item() for weight in weights]
+        [0.375, 0.75]
+    """
+
+    def part(*_: Any) -> None:
+        for group in optimizer.param_groups:
+            if any(p is parameter for p in group["params"]):
+                parted.append((group, group["params"]))
+                group["params"] = [p for p in group["params"] if p is not parameter]
+                own = {"params": [parameter], "lr": rate * group["lr"], "weight_decay": 0.0}
+                optimizer.param_groups.append({**group, **own})
+                return
+
+    def join(*_: Any) -> None:
+        while parted:
+            group, parameters = parted.pop()
+            group["params"] = parameters
+            optimizer.param_groups.pop()
+
+    parted: list[tuple[dict[str, Any], list[Tensor]]] = []
+    optimizer.register_step_pre_hook(part)
+    optimizer.register_step_post_hook(join)
 
 
 class LocalOptimizer:

@@ -333,18 +333,37 @@ def test_new_rows_are_between_those_of_the_clients():
     assert (new <= module.clients.max(0).values + 1e-6).all()
 
 
-def test_prototypes_do_not_decay_and_follow_their_rate():
+@pytest.mark.parametrize("kind", ["SGD", "Adam", "AdamW"])
+def test_prototypes_do_not_decay(kind):
     # no contrast at mu = 1: the gradient is 0, and weight decay alone would shrink them
     class Decay(Probe):
         def configure_optimizers(self):
-            return torch.optim.SGD(self.parameters(), lr=0.1, weight_decay=0.5)
+            return getattr(torch.optim, kind)(self.parameters(), lr=0.1, weight_decay=0.3)
 
     module, _ = run(Decay, 2, M=M, projection=D, mu=1.0)
     second = [s for s in module.steps if s["round"] == 1]
     torch.testing.assert_close(second[-1]["prototypes"], second[0]["prototypes"])
+
+
+def test_prototypes_outside_of_the_optimizer_stay_as_they_are():
+    class Frozen(Probe):
+        def configure_optimizers(self):
+            return torch.optim.AdamW(self.net.parameters(), lr=0.1, weight_decay=0.5)
+
+    module, _ = run(Frozen, 2, M=M, projection=D)
+    second = [s for s in module.steps if s["round"] == 1]
+    assert torch.equal(second[-1]["prototypes"], second[0]["prototypes"])
+
+
+@pytest.mark.parametrize("kind", ["SGD", "AdamW"])  # the second moves as far with twice the gradient
+def test_prototypes_follow_their_rate(kind):
+    class Stepped(Probe):
+        def configure_optimizers(self):
+            return getattr(torch.optim, kind)(self.parameters(), lr=0.01)
+
     moved = []
     for rate in (1.0, 2.0):
-        one, _ = run(Probe, 2, M=M, projection=D, mu=0.5, prototype_lr=rate, federation=Federation(local_steps=1))
+        one, _ = run(Stepped, 2, M=M, projection=D, mu=0.5, prototype_lr=rate, federation=Federation(local_steps=1))
         moved.append(one.uploads[-1]["prototypes"] - one.steps[-1]["prototypes"])
     torch.testing.assert_close(moved[1], 2 * moved[0], atol=1e-6, rtol=1e-3)
 

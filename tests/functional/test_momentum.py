@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from flightning.algorithms.local_optimizer import LocalOptimizer
+from flightning.algorithms.local_optimizer import LocalOptimizer, step_apart
 from flightning.functional.momentum import probe_travel, sgd_travel
 
 
@@ -61,3 +61,27 @@ def test_weight_decay_that_enters_the_gradient(kind, expected):
     w = {"w": torch.nn.Parameter(torch.ones(2))}
     local = LocalOptimizer(getattr(torch.optim, kind)(w.values(), lr=0.1, weight_decay=0.3), w)
     assert local.weight_decay("w") == expected
+
+
+@pytest.mark.parametrize("alone", [False, True])
+def test_a_parameter_that_is_stepped_apart_stays_in_its_group(alone):
+    a, b = (torch.nn.Parameter(torch.ones(2)) for _ in range(2))
+    optimizer = torch.optim.AdamW([{"params": [b]}] if alone else [a, b], lr=0.1, weight_decay=0.5)
+    step_apart(optimizer, b, rate=1.0)
+    a.grad, b.grad = torch.ones(2), torch.zeros(2)
+    optimizer.step()
+    (group,) = optimizer.param_groups
+    assert [id(p) for p in group["params"]] == [id(p) for p in ([b] if alone else [a, b])]
+    assert b.tolist() == [1.0, 1.0]
+
+
+def test_a_parameter_that_is_stepped_apart_follows_a_scheduler():
+    w = torch.nn.Parameter(torch.zeros(1))
+    optimizer = torch.optim.SGD([w], lr=0.5)
+    scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, gamma=0.5)
+    step_apart(optimizer, w, rate=2.0)
+    for _ in range(2):
+        w.grad = torch.ones(1)
+        optimizer.step()
+        scheduler.step()
+    assert w.item() == -(2 * 0.5 + 2 * 0.25)
