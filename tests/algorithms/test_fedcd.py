@@ -197,7 +197,7 @@ def test_server_pools_prototypes_by_samples():
     assert counts.sum() == 36  # every sample of the three clients is in one fine class
 
 
-ROWS = "net.head.fine.weight"
+ROWS, BIAS = "net.head.fine.weight", "net.head.fine.bias"
 
 
 class Server(FedCD):
@@ -206,7 +206,9 @@ class Server(FedCD):
     def aggregate(self, uploads):
         self.before = self.server_state.prototypes.double()
         self.sent = [torch.stack(list(uploads[n].values())).double() for n in ("prototypes", "counts")]
-        self.rows = torch.stack([w[ROWS] for w in uploads["weights.classifier"].values()]).double()
+        heads = list(uploads["weights.classifier"].values())
+        self.rows = torch.stack([w[ROWS] for w in heads]).double()
+        self.bias = torch.stack([w[BIAS] for w in heads]).double() if BIAS in heads[0] else None
         super().aggregate(uploads)
 
 
@@ -222,6 +224,14 @@ def test_the_server_matches_first_clusters_then_pools_prototypes_then_rows(round
     share = adaptive_row_weights(module.rows, pooled.flatten(0, 1))
     assert (share - 1 / 3).abs().max() > 1e-3  # what old prototypes, or none, would not give
     torch.testing.assert_close(module.global_weights[ROWS], torch.einsum("kj,kjd->jd", share, module.rows).float())
+
+
+def test_the_bias_takes_part_in_the_quality_of_a_row():
+    module, _ = run(Server, 2, M=M, projection=D, bias=True, federation=Federation(local_epochs=30))
+    points = module.server_state.prototypes.flatten(0, 1).double()
+    share, without = (adaptive_row_weights(module.rows, points, bias) for bias in (module.bias, None))
+    assert (share - without).abs().max() > 1e-3
+    torch.testing.assert_close(module.global_weights[BIAS], (share * module.bias).sum(0).float())
 
 
 @pytest.mark.parametrize("unseen", ["keep", "zero"])
@@ -302,6 +312,20 @@ def test_prototypes_drawn_like_samples_come_as_often_as_one():
         drawn += data.weights > 0
     # each with probability 5 / 20; that without samples weighs nothing
     assert (drawn / 2000).tolist() == pytest.approx([0.25, 0.25, 0, 0.25], abs=0.04)
+
+
+@pytest.mark.parametrize(("rebalance", "are_drawn"), [("append", False), ("dataset", True)])
+def test_prototypes_are_in_every_batch_or_drawn_into_some(rebalance, are_drawn):
+    class Weighed(Probe):
+        def regularization(self, batch):
+            if self._rebalanced is not None:
+                own = self._rebalanced.weights[self._rebalanced.counts > 0]
+                self.found = [*getattr(self, "found", []), *(own > 0).tolist()]
+            return super().regularization(batch)
+
+    module, _ = run(Weighed, 2, M=M, projection=D, rebalance=rebalance)
+    assert any(module.found)
+    assert all(module.found) != are_drawn
 
 
 def test_counts_of_an_absent_class_are_zero():

@@ -17,6 +17,12 @@ class Probe(FedDF):
         self.models = {k: {n: w.clone() for n, w in model.items()} for k, model in uploads["weights"].items()}
         super().aggregate(uploads)
 
+    def _step(self, optimizer, *args):
+        going_on = super()._step(optimizer, *args)
+        self.rates = [*getattr(self, "rates", []), optimizer.param_groups[0]["lr"]]
+        self.gradients = {n: w.grad.clone() for n, w in self.trainable().items()}
+        return going_on
+
 
 def logits_of(weights, inputs):
     module = make_module(FedDF)
@@ -50,11 +56,12 @@ def test_identical_clients_are_left_alone():
     assert all(r["round/distillation_steps"] == 1 for r in rounds)
 
 
-@pytest.mark.parametrize("ensemble", ["avg_logits", "avg_losses"])
-def test_one_step_of_adam_follows_the_divergence(ensemble):
+@pytest.mark.parametrize(("ensemble", "temperature"), [("avg_logits", 1.0), ("avg_losses", 1.0), ("avg_logits", 3.0)])
+def test_one_step_of_adam_follows_the_divergence(ensemble, temperature):
     # all samples in one batch, no validation, one step: w - lr * sign of the gradient (Adam's first step)
     federated = data()
     options = {"steps": 1, "lr": 1e-2, "batch_size": 999, "validation_fraction": 0.0, "ensemble": ensemble}
+    options["temperature"] = temperature
     module, _ = run(Probe, 1, data=federated, **options)
     inputs, _ = next(federated.train_source.batches([federated.shared]))
     sizes = torch.tensor([float(module.cohort_weights[k]) for k in module.models])
@@ -66,10 +73,11 @@ def test_one_step_of_adam_follows_the_divergence(ensemble):
     student.load_state_dict({n: w.float() for n, w in mean.items()})
     teachers = torch.stack([logits_of(m, inputs) for m in module.models.values()]).detach()
     teachers = teachers.mean(0, keepdim=True) if ensemble == "avg_logits" else teachers
-    log_p = F.log_softmax(student(inputs), 1)
+    log_p, teachers = F.log_softmax(student(inputs) / temperature, 1), teachers / temperature
     loss = torch.stack([(t.softmax(1) * (t.log_softmax(1) - log_p)).sum(1).mean() for t in teachers]).mean()
-    loss.backward()
+    (temperature**2 * loss).backward()
     for name, weight in student.named_parameters():
+        torch.testing.assert_close(module.gradients[name], weight.grad, rtol=1e-3, atol=1e-6)
         big = weight.grad.abs() > 1e-4
         expected = weight.detach() - 1e-2 * weight.grad.sign()
         torch.testing.assert_close(module.global_weights[name][big], expected[big], rtol=1e-3, atol=1e-4)
@@ -90,6 +98,22 @@ def test_distillation_comes_nearer_to_the_ensemble():
         for n in module.models[0]
     }
     assert divergence(module.global_weights) < 0.5 * divergence(mean)
+
+
+def test_the_rate_falls_along_a_cosine():
+    # (1 + cos(pi i / 4)) / 2 for i = 0 to 3
+    module, _ = run(Probe, 1, data=data(), steps=4, lr=0.1, validation_fraction=0.0)
+    assert module.rates == pytest.approx([0.1, 0.1 * (2 + 2**0.5) / 4, 0.05, 0.1 * (2 - 2**0.5) / 4])
+
+
+def test_of_equal_students_the_last_is_kept():
+    class Equal(FedDF):
+        def _accuracy(self, validation):
+            self.seen = {n: w.detach().clone() for n, w in self.trainable().items()}
+            return 0.5
+
+    module, _ = run(Equal, 1, data=data(), steps=20, eval_every=10)
+    assert all(torch.equal(w, module.global_weights[n]) for n, w in module.seen.items())
 
 
 def test_patience_stops_and_looks_happen_at_their_steps():

@@ -5,7 +5,7 @@ from torch import nn
 from flightning.algorithms import FedAvg, FedMA
 from flightning.callbacks import Federation
 from flightning.errors import ConfigurationError
-from flightning.functional.matching import chain_layers, reorder
+from flightning.functional.matching import chain_layers, match_rows, reorder, rows_of
 from flightning.nets import Net
 from tests.classification import BatchNormNet, assert_resumes, assert_same, make_data, make_module, run
 
@@ -58,6 +58,18 @@ def test_shuffled_clients_give_the_function_of_ordered_ones():
     assert rounds[0]["round/permuted_units"] > 0
     x = torch.randn(7, 4)
     torch.testing.assert_close(module.eval()(x), ordered.eval()(x), rtol=1e-5, atol=1e-6)
+
+
+def test_units_are_in_the_order_of_the_client_with_most_samples():
+    class Kept(Permuted, Probe): ...
+
+    module, _ = run(Kept, 1, data=make_data(per_class=[6, 10, 8]), **COMMON)
+    layer = module.chain[0]
+    orders = [
+        match_rows(rows_of(sent, layer), rows_of(module.global_weights, layer)).tolist()
+        for sent in module.uploads["weights"].values()
+    ]
+    assert [order == sorted(order) for order in orders] == [False, True, False]
 
 
 def test_one_client_keeps_its_weights():

@@ -31,7 +31,8 @@ class Probe(VHL):
         twin.set_state(self._draws.get_state())
         chosen = torch.randint(len(self._labels), (self.virtual_batch_size,), generator=twin)
         terms = super().regularization(batch)
-        self.steps.append({"weights": net, "batch": batch, "chosen": chosen, "terms": dict(terms)})
+        who = self.round_index, self.client.id
+        self.steps.append({"weights": net, "batch": batch, "chosen": chosen, "terms": dict(terms), "who": who})
         return terms
 
 
@@ -95,6 +96,15 @@ def test_everybody_has_the_same_virtual_set_and_it_is_counted_once():
     assert torch.equal(one._inputs, two._inputs)
     assert rounds[0]["round/setup_bytes"] == 3 * (C * 7) * (4 * 4 + 8)  # 4 floats and a label
     assert rounds[0]["round/extra_bytes_up"] == rounds[0]["round/extra_bytes_down"] == 0
+
+
+def test_every_client_draws_other_virtual_batches_in_every_round():
+    module, _ = run(Probe, 2, virtual_batch_size=8)
+    first = {}
+    for step in module.steps:
+        first.setdefault(step["who"], tuple(step["chosen"].tolist()))
+    assert len(first) == 6
+    assert len(set(first.values())) == 6
 
 
 def test_noise_does_not_enter_the_statistics_of_batch_norm():

@@ -63,6 +63,19 @@ def test_classes_that_the_classifier_had_forgotten_come_back():
     assert predicted[1] > 0
 
 
+def test_jitter_widens_the_drawn_features(monkeypatch):
+    from flightning.callbacks import ccvr
+
+    drawn = []
+    sample = ccvr.sample_features
+    monkeypatch.setattr(ccvr, "sample_features", lambda *args: drawn.append(sample(*args)) or drawn[-1])
+    for jitter in (0.0, 100.0):
+        run(FedAvg, 1, callbacks=[CCVR(jitter=jitter)])
+    narrow, wide = (features[labels == 0].std().item() for features, labels in drawn)
+    assert wide == pytest.approx(10.0, rel=0.1)
+    assert narrow < 5
+
+
 def test_no_epoch_changes_nothing():
     plain, _ = run(FedAvg, 2)
     module, _ = run(FedAvg, 2, callbacks=[CCVR(epochs=0)])

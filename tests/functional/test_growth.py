@@ -90,6 +90,15 @@ def test_units_are_averaged_over_their_owners_only():
         assert row.count_nonzero() == 2
 
 
+@pytest.mark.parametrize(("sweeps", "expected"), [(1, [0, 1, 0]), (2, [0, 0, 0])])
+def test_clients_are_assigned_again_in_each_sweep(sweeps, expected):
+    # sigma = sigma_0 = gamma = 1, units 3, 0 and 3. First sweep: founding gains the second 2 log(1/3) = -2.2, joining 3
+    # only 9/3 - 9/2 + 2 log(1/2) = -2.9; the third joins the first. Second sweep: joining the two that agree gains the
+    # second 36/4 - 36/3 + 2 log 2 = -1.6
+    rows = [torch.tensor([[w]]) for w in (3.0, 0.0, 3.0)]
+    assert torch.cat(match_growing(rows, Prior(gamma=1.0, sweeps=sweeps))).tolist() == expected
+
+
 @pytest.mark.parametrize(
     ("option", "message"),
     [
