@@ -277,12 +277,14 @@ class FederatedDataModule(ClientLoaders):
                 f"`{type(self).__name__}` has no test set to deal to the clients: hold a share of each client's "
                 "samples out, `client_test: 0.2`."
             )
-        labels, parts, test = self._loaded.labels, self._unskewed_parts, self.test_source
+        test = self.test_source
         if self.client_test == "whole":
-            own = [np.arange(len(test))] * len(parts)
+            own = [np.arange(len(test))] * len(self._dealt)
         else:
-            own = self.partition.split_test(labels, parts, test.labels, seed, ids=self._loaded.ids, test_ids=test.ids)
-        return make_local_tests(self._loaded, parts, test, own, self.skew, self._skew_seed)
+            labels, ids = self._loaded.labels[self._pool], self._loaded.ids
+            ids = None if ids is None else ids[self._pool]
+            own = self.partition.split_test(labels, self._dealt, test.labels, seed, ids=ids, test_ids=test.ids)
+        return make_local_tests(self._loaded, self._unskewed_parts, test, own, self.skew, self._skew_seed)
 
     def pool(self) -> None:
         """Give all training samples to one client (centralised training)."""

@@ -13,6 +13,7 @@ from flightning.datamodules import (
     FederatedDataModule,
     FromFile,
     LabelPermutation,
+    LongTail,
     Natural,
     NoiseSkew,
     RotationSkew,
@@ -148,6 +149,31 @@ def test_same_recipe_follows_the_label_distribution():
     for part, own in zip(data.parts, tests.parts, strict=True):
         assert set(data.train_source.labels[part]) == set(tests.source.labels[own])
     assert sorted(np.concatenate(tests.parts)) == list(range(200))
+
+
+def tail_of(parts, source):
+    return np.bincount(source.labels[np.concatenate(parts)]).tolist()
+
+
+def test_local_test_sets_have_the_long_tail_of_the_training_set():
+    data = make(count=400, test=200, partition=LongTail(IID(), imbalance=8))
+    # 100 training and 50 test samples of each class, of which 1, 1/2, 1/4 and 1/8 are left
+    assert tail_of(data.parts, data.train_source) == [100, 50, 25, 12]
+    assert tail_of(data.local_tests.parts, data.local_tests.source) == [50, 25, 12, 6]
+
+
+def test_natural_clients_of_a_long_tail_are_tested_on_their_own_thinned_samples():
+    train, test = (TensorSource(*pictures(n), np.arange(n) % 5) for n in (400, 200))
+    data = FederatedDataModule.from_dataset(train, test, partition=LongTail(Natural(), imbalance=8))
+    data.setup("fit")
+    own = data.local_tests.parts
+    assert [set(test.ids[part]) for part in own] == [{0}, {1}, {2}, {3}, {4}]
+    assert tail_of(own, test) == [50, 25, 12, 6]
+
+
+def test_held_out_validation_samples_thin_no_local_test_sets():
+    data = make(count=400, test=200, val_fraction=0.3)
+    assert sorted(np.concatenate(data.local_tests.parts)) == list(range(200))
 
 
 def test_held_out_share_is_taken_from_the_clients_own_samples():

@@ -31,6 +31,7 @@ from flightning.functional.partition import (
     similarity_split,
     sized_split,
     sorted_mix_split,
+    thin_like,
 )
 
 LABELS = np.repeat(np.arange(10), 60)
@@ -488,6 +489,22 @@ def test_local_test_sets_hold_the_shares_of_the_training_set():
 def test_test_samples_of_untrained_classes_are_left_out():
     test_parts = proportional_test_split(np.array([0, 0]), [np.array([0]), np.array([1])], np.array([0, 0, 5]), rng())
     assert sorted(np.concatenate(test_parts).tolist()) == [0, 1]
+
+
+def test_test_sets_are_thinned_as_much_as_the_classes_of_the_training_set():
+    # class c of 60 keeps 60, 30, 15, 6 and 0 samples, so of 40 test samples 40, 20, 10, 4 and none
+    labels, dealt, test = np.repeat(np.arange(5), 60), np.repeat(np.arange(4), [60, 30, 15, 6]), np.arange(200) % 5
+    assert np.bincount(test[thin_like(labels, dealt, test, rng())], minlength=5).tolist() == [40, 20, 10, 4, 0]
+
+
+def test_a_rare_class_keeps_a_test_sample():
+    labels, dealt, test = np.repeat([0, 1], 100), np.repeat([0, 1], [100, 1]), np.repeat([0, 1], 5)
+    assert test[thin_like(labels, dealt, test, rng())].tolist() == [0] * 5 + [1]
+
+
+def test_the_largest_part_of_a_class_keeps_all_test_samples():
+    labels, dealt, test = np.repeat([0, 1], 100), np.repeat([0, 1], [40, 20]), np.repeat([0, 1], 10)
+    assert np.bincount(test[thin_like(labels, dealt, test, rng())]).tolist() == [10, 5]
 
 
 @given(st.lists(st.integers(0, 12), min_size=1, max_size=8), st.floats(0.05, 0.95))

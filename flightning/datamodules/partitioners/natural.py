@@ -16,9 +16,12 @@ from flightning.datamodules.partitioners.files import load_partition, read_parti
 from flightning.datamodules.partitioners.label import Dirichlet
 from flightning.datamodules.settings import require
 from flightning.errors import ConfigurationError, PartitionError, nearest
-from flightning.functional.partition import Grouping, long_tail, natural_ids, natural_split
+from flightning.functional.partition import Grouping, long_tail, natural_ids, natural_split, thin_like
 
 __all__ = ["FlowerPartitioner", "FromFile", "LongTail", "Natural"]
+
+# keeps the stream apart from those of other parts that use the same seed
+_TAIL = int.from_bytes(b"tail", "big")
 
 Labels = npt.NDArray[np.int64]
 Parts = list[npt.NDArray[np.int64]]
@@ -140,6 +143,28 @@ class LongTail(Partitioner):
             )
         kept_ids = None if ids is None else ids[kept]
         return [kept[part] for part in self.inner.split_with_ids(labels[kept], num_clients, rng, kept_ids)]
+
+    def split_test(
+        self,
+        labels: npt.ArrayLike,
+        parts: Sequence[npt.NDArray[np.int64]],
+        test_labels: npt.ArrayLike,
+        seed: int,
+        ids: npt.NDArray[Any] | None = None,
+        test_ids: npt.NDArray[Any] | None = None,
+    ) -> Parts:
+        """Thin the test set to the same tail, then deal it as the inner rule does."""
+        train, test, dealt = np.asarray(labels), np.asarray(test_labels), np.unique(np.concatenate(parts))
+        kept = thin_like(train, train[dealt], test, np.random.default_rng([seed, _TAIL]))
+        own = self.inner.split_test(
+            train[dealt],
+            [np.searchsorted(dealt, part) for part in parts],
+            test[kept],
+            seed,
+            ids=None if ids is None else ids[dealt],
+            test_ids=None if test_ids is None else test_ids[kept],
+        )
+        return [kept[part] for part in own]
 
 
 class FromFile(Partitioner):

@@ -10,6 +10,7 @@ from flightning.functional.partition.dealing import (
     labels_hash,
     partition_hash,
     proportional_test_split,
+    thin_like,
 )
 from flightning.functional.partition.label import (
     deal_classes,
@@ -62,4 +63,5 @@ __all__ = [
     "sized_split",
     "sorted_mix_split",
     "split_by_class",
+    "thin_like",
 ]

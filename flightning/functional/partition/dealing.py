@@ -22,6 +22,7 @@ __all__ = [
     "labels_hash",
     "partition_hash",
     "proportional_test_split",
+    "thin_like",
 ]
 
 Indices = npt.NDArray[np.int64]
@@ -128,9 +129,9 @@ def proportional_test_split(
 ) -> list[Indices]:
     """Local test sets in which each client holds the share of each class that it holds of the training set.
 
-    A client with 30 % of the training samples of class ``k`` gets 30 % of the test samples of class ``k``. Test samples
-    of a class that no client trains on are left out. The test sets are disjoint, so a client with few samples may get
-    none when the test set is small.
+    A client with 30 % of the dealt training samples of class ``k`` gets 30 % of the test samples of class ``k``. Where
+    a rule dealt only a part of a class, :func:`thin_like` takes the same part of its test samples. The test sets are
+    disjoint, so a client with few samples may get none when the test set is small.
 
     Args:
         labels: Labels of the training set.
@@ -149,14 +150,47 @@ def proportional_test_split(
     client_of = np.repeat(np.arange(num_clients), [len(part) for part in parts])
     label_of = labels[np.concatenate(parts)] if num_clients else np.empty(0, dtype=np.int64)
     owner = np.full(len(test_labels), NOBODY, dtype=np.int64)
-    for label in np.unique(test_labels):
+    kept = thin_like(labels, label_of, test_labels, rng)
+    for label in np.unique(test_labels[kept]):
         held = np.bincount(client_of[label_of == label], minlength=num_clients).astype(np.float64)
-        if held.any():
-            members = rng.permutation(np.flatnonzero(test_labels == label))
-            # a fixed client order would round in favour of the same clients for every class
-            clients = rng.permutation(num_clients)
-            owner[members] = np.repeat(clients, counts_from_shares(held[clients], len(members)))
+        members = rng.permutation(kept[test_labels[kept] == label])
+        # a fixed client order would round in favour of the same clients for every class
+        clients = rng.permutation(num_clients)
+        owner[members] = np.repeat(clients, counts_from_shares(held[clients], len(members)))
     return deal(owner, num_clients, rng)
+
+
+def thin_like(
+    labels: npt.NDArray[np.int64],
+    dealt_labels: npt.NDArray[np.int64],
+    test_labels: npt.NDArray[np.int64],
+    rng: np.random.Generator,
+) -> Indices:
+    """Random test samples, of each class as large a part as was dealt of the training samples.
+
+    Args:
+        labels: Labels of the training set.
+        dealt_labels: Labels of the training samples that some client holds.
+        test_labels: Labels of the test set.
+        rng: Source of randomness; nothing is drawn for classes that stay whole.
+
+    Returns:
+        Sorted indices of the kept test samples. The class of which the largest part was dealt stays whole, a class of
+        which anything was dealt keeps at least one sample, and a class of nobody none.
+
+    Example:
+        >>> labels, dealt, test = np.repeat([0, 1, 2], 10), np.repeat([0, 1], [10, 5]), np.repeat([0, 1, 2], 4)
+        >>> test[thin_like(labels, dealt, test, np.random.default_rng(0))].tolist()
+        [0, 0, 0, 0, 1, 1]
+    """
+    names, counts = np.unique(labels, return_counts=True)
+    shares = np.bincount(np.searchsorted(names, dealt_labels), minlength=len(names)) / counts
+    kept = []
+    for label, share in zip(names, shares / max(shares.max(), 1e-12), strict=True):
+        members = np.flatnonzero(test_labels == label)
+        target = max(1, round(share * len(members))) if share else 0
+        kept.append(rng.permutation(members)[:target] if target < len(members) else members)
+    return np.sort(np.concatenate([np.empty(0, dtype=np.int64), *kept]))
 
 
 def hold_out(
