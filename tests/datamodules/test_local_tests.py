@@ -317,6 +317,27 @@ def test_a_saved_partition_gives_the_same_clients(tmp_path, options):
     assert again.partition_hash == data.partition_hash
 
 
+def with_ids(partition, count=80, test=40, **options):
+    train, held = (TensorSource(*pictures(n), np.arange(n) // 2 % 5) for n in (count, test))
+    data = FederatedDataModule.from_dataset(train, held, partition=partition, seed=0, **options)
+    data.setup("fit")
+    return data
+
+
+def test_natural_clients_of_a_file_are_tested_on_their_own_test_samples(tmp_path):
+    natural = with_ids(Natural(), num_clients=3)
+    loaded = with_ids(FromFile(str(natural.save_partition(tmp_path / "split.npz"))))
+    for own, again in zip(natural.local_tests.parts, loaded.local_tests.parts, strict=True):
+        assert own.tolist() == again.tolist()
+
+
+def test_clients_of_a_file_that_share_ids_are_tested_by_their_labels(tmp_path):
+    by_class = with_ids(ClassesPerClient(classes=1), num_clients=4)
+    loaded = with_ids(FromFile(str(by_class.save_partition(tmp_path / "split.npz"))))
+    for part, own in zip(loaded.parts, loaded.local_tests.parts, strict=True):
+        assert set(loaded.train_source.labels[part]) == set(loaded.local_tests.source.labels[own])
+
+
 def test_a_partition_for_other_data_is_refused(tmp_path):
     path = make().save_partition(tmp_path / "split.npz")
     with pytest.raises(PartitionError, match=r"was made for other data \(80 labels, hash .*; here are 84"):

@@ -84,13 +84,20 @@ class Natural(Partitioner):
         """Give each client the test samples of its own ids; without test ids, those of its label distribution."""
         if ids is None or test_ids is None:
             return super().split_test(labels, parts, test_labels, seed)
-        own = [np.flatnonzero(np.isin(test_ids, np.unique(ids[part]))) for part in parts]
+        own = _samples_of_ids(parts, ids, test_ids)
         if not any(len(part) for part in own):
             raise PartitionError(
                 f"None of the ids of the {len(parts)} clients occurs in the test split, so they have no local test "
                 "sets: hold a share of each client's own samples out, `client_test: 0.2`."
             )
         return own
+
+
+def _samples_of_ids(
+    parts: Sequence[npt.NDArray[np.int64]], ids: npt.NDArray[Any], test_ids: npt.NDArray[Any]
+) -> Parts:
+    """Test samples of the ids that each client holds."""
+    return [np.flatnonzero(np.isin(test_ids, np.unique(ids[part]))) for part in parts]
 
 
 class LongTail(Partitioner):
@@ -200,6 +207,23 @@ class FromFile(Partitioner):
                 f"`{self.path}` holds {len(parts)} clients, not {num_clients}: set `num_clients` to {len(parts)}."
             )
         return parts
+
+    def split_test(
+        self,
+        labels: npt.ArrayLike,
+        parts: Sequence[npt.NDArray[np.int64]],
+        test_labels: npt.ArrayLike,
+        seed: int,
+        ids: npt.NDArray[Any] | None = None,
+        test_ids: npt.NDArray[Any] | None = None,
+    ) -> Parts:
+        """Follow the ids where no two clients share one, as `Natural` does; otherwise the label distributions."""
+        if ids is not None and test_ids is not None:
+            owned = np.concatenate([np.unique(ids[part]) for part in parts])
+            own = _samples_of_ids(parts, ids, test_ids)
+            if len(np.unique(owned)) == len(owned) and any(len(part) for part in own):
+                return own
+        return super().split_test(labels, parts, test_labels, seed)
 
 
 class FlowerPartitioner(Partitioner):
