@@ -191,6 +191,7 @@ class FederatedDataModule(ClientLoaders):
         if self.skew is None:
             self.train_source, self.parts = source, list(parts)
         else:
+            self.skew.check(self.num_classes)
             self.train_source, self.parts = skew_samples(source, parts, self.skew, self._skew_seed)
         #: What each client owns, without the samples that it was given.
         self.own_parts = list(self.parts)

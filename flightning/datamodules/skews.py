@@ -69,6 +69,9 @@ class FeatureSkew(Settings, ABC):
             The new inputs and labels; the given ones are left as they are.
         """
 
+    def check(self, num_classes: int) -> None:
+        """Refuse data with this many classes; a rule that leaves the labels alone takes any number."""
+
 
 class GroupedSkew(FeatureSkew):
     """Skew that is the same for all clients of a group; client ``k`` belongs to group ``k mod groups``.
@@ -283,6 +286,14 @@ class LabelPermutation(GroupedSkew):
         require(kind in names, "kind", kind, f"must be one of {', '.join(names)}", "use swap")
         self.num_classes = num_classes
         self.kind = kind
+
+    def check(self, num_classes: int) -> None:
+        """Refuse any other number of classes than the rule permutes."""
+        if num_classes != self.num_classes:
+            raise PartitionError(
+                f"`LabelPermutation` permutes `num_classes` = {self.num_classes} classes, but the data has "
+                f"{num_classes}: set `skew.num_classes` to {num_classes}."
+            )
 
     def permutations(self, seed: int) -> npt.NDArray[np.int64]:
         """New label of each class (column) in each group (row)."""

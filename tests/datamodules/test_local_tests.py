@@ -114,6 +114,13 @@ def test_skew_refuses_samples_that_are_not_in_memory():
         data.setup("fit")
 
 
+@pytest.mark.parametrize("number", [3, 20])
+def test_labels_are_permuted_only_among_the_classes_of_the_data(number):
+    expected = rf"permutes `num_classes` = {number} classes, but the data has 4: set `skew.num_classes` to 4"
+    with pytest.raises(PartitionError, match=expected):
+        make(skew=LabelPermutation(num_classes=number))
+
+
 # --- natural ids --------------------------------------------------------------------------------------------------
 
 
