@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from flightning.datamodules.loaders import ORDER, ClientLoaders
 from flightning.datamodules.local_tests import LocalTests, make_local_tests, skew_samples
-from flightning.datamodules.partitioners import Dirichlet, Partitioner, save_partition
+from flightning.datamodules.partitioners import Dirichlet, Partitioner, sample_digests, save_partition
 from flightning.datamodules.skews import FeatureSkew
 from flightning.datamodules.sources import as_source
 from flightning.datamodules.transforms import BatchTransform
@@ -180,6 +180,7 @@ class FederatedDataModule(ClientLoaders):
         ids = None if source.ids is None else source.ids[pool]
         #: The partition as its rule made it: positions in the samples that were dealt, and these samples.
         self._dealt, self._pool = self._make_parts(source.labels[pool], ids), pool
+        self.partition.check_source(source, pool)
         self.num_clients = len(self._dealt)
         parts = [self._stored(pool[part], client) for client, part in enumerate(self._dealt)]
         self._held_out: list[NDArray[np.int64]] | None = None
@@ -257,8 +258,9 @@ class FederatedDataModule(ClientLoaders):
         return summarize(self.train_source.labels, self.parts, self.num_classes)
 
     def save_partition(self, path: str | Path) -> Path:
-        """Save the partition for `FromFile`, with the hash of the labels it was made for."""
-        return save_partition(path, self._dealt, self._loaded.labels[self._pool])
+        """Save the partition for `FromFile`, with what tells whether it was made for the same samples."""
+        digests = sample_digests(self._loaded, self._pool)
+        return save_partition(path, self._dealt, self._loaded.labels[self._pool], digests)
 
     @property
     def local_tests(self) -> LocalTests:

@@ -40,6 +40,10 @@ class Source(ABC):
     def batches(self, batches: Sequence[Indices]) -> Iterator[Any]:
         """The batches that consist of these samples, in order."""
 
+    def stored_input(self, index: int) -> Tensor | None:
+        """Input of one sample before normalisation; ``None`` where it may be another each time it is read."""
+        return None
+
     @property
     def sample_shape(self) -> tuple[int, ...]:
         """Shape of one input."""
@@ -54,6 +58,10 @@ class GatheredSource(Source):
     @abstractmethod
     def gather(self, order: Indices) -> tuple[Tensor, Tensor]:
         """Inputs and targets of these samples, as a model gets them."""
+
+    def stored_input(self, index: int) -> Tensor | None:
+        """One sample, gathered alone."""
+        return self.gather(np.array([index]))[0][0]
 
     def batches(self, batches: Sequence[Indices]) -> Iterator[tuple[Tensor, Tensor]]:
         """Slices of gathered runs of batches."""
@@ -101,6 +109,10 @@ class TensorSource(GatheredSource):
         """Rows of both tensors."""
         inputs, targets = self._rows(order)
         return self.prepared(inputs), targets
+
+    def stored_input(self, index: int) -> Tensor | None:
+        """One row, as `plain` gives it."""
+        return self.plain(np.array([index]))[0][0]
 
     def plain(self, order: Indices) -> tuple[Tensor, Tensor]:
         """Inputs and targets before normalisation: pictures as numbers from 0 to 1."""

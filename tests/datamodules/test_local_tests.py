@@ -20,6 +20,7 @@ from flightning.datamodules import (
     SortedMix,
 )
 from flightning.datamodules.local_tests import skew_samples
+from flightning.datamodules.partitioners import save_partition
 from flightning.datamodules.sources import PictureSource, TensorSource
 from flightning.errors import ConfigurationError, PartitionError
 
@@ -349,6 +350,49 @@ def test_a_partition_for_other_data_is_refused(tmp_path):
     path = make().save_partition(tmp_path / "split.npz")
     with pytest.raises(PartitionError, match=r"was made for other data \(80 labels, hash .*; here are 84"):
         make(count=84, partition=FromFile(str(path)))
+
+
+@pytest.mark.parametrize(("inputs", "answer"), [(100, "32 of 32 compared inputs"), (0, None)])
+def test_a_partition_for_other_samples_with_the_same_labels_is_refused(tmp_path, inputs, answer):
+    path = make().save_partition(tmp_path / "split.npz")
+    other = FederatedDataModule.from_dataset(pictures(80, seed=inputs), partition=FromFile(str(path)))
+    if answer is None:
+        other.setup("fit")
+        return
+    with pytest.raises(PartitionError, match=f"was made for other data: the labels are the same, but {answer}"):
+        other.setup("fit")
+
+
+def test_a_partition_for_other_ids_is_refused(tmp_path):
+    path = with_ids(IID()).save_partition(tmp_path / "split.npz")
+    other = TensorSource(*pictures(80), np.array(["ann", "bob"])[np.arange(80) % 2])
+    with pytest.raises(PartitionError, match="32 of 32 compared ids are not"):
+        FederatedDataModule.from_dataset(other, partition=FromFile(str(path))).setup("fit")
+
+
+def test_the_same_samples_in_another_form_are_taken_where_asked(tmp_path):
+    path = make().save_partition(tmp_path / "split.npz")
+    inputs, targets = pictures(80)
+    rule = FromFile(str(path), check_samples=False)
+    data = FederatedDataModule.from_dataset((1 - inputs, targets), partition=rule, seed=0)
+    data.setup("fit")
+    assert data.partition_hash == make().partition_hash
+
+
+def test_inputs_may_differ_in_their_last_digits(tmp_path):
+    path = make().save_partition(tmp_path / "split.npz")
+    inputs, targets = pictures(80)
+    data = FederatedDataModule.from_dataset((inputs + 1e-6, targets), partition=FromFile(str(path)), seed=0)
+    data.setup("fit")
+    assert data.num_clients == 4
+
+
+def test_a_file_of_an_older_version_knows_the_labels_only(tmp_path):
+    data = make()
+    path = save_partition(tmp_path / "split.npz", data._dealt, data._loaded.labels)
+    other = FederatedDataModule.from_dataset(pictures(80, seed=100), partition=FromFile(str(path)), seed=0)
+    other.setup("fit")
+    assert other.partition_hash == data.partition_hash
 
 
 def test_heterogeneity_counts_what_the_clients_hold():

@@ -1,7 +1,7 @@
 """Rules that decide which client holds which samples, each to be named in YAML."""
 
 from flightning.datamodules.partitioners.base import Partitioner
-from flightning.datamodules.partitioners.files import load_partition, save_partition
+from flightning.datamodules.partitioners.files import load_partition, sample_digests, save_partition
 from flightning.datamodules.partitioners.label import IID, ClassesPerClient, Dirichlet, Shards, Similarity
 from flightning.datamodules.partitioners.natural import FlowerPartitioner, FromFile, LongTail, Natural
 from flightning.datamodules.partitioners.quantity import (
@@ -33,5 +33,6 @@ __all__ = [
     "Similarity",
     "SortedMix",
     "load_partition",
+    "sample_digests",
     "save_partition",
 ]

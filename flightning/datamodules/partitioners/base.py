@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from flightning.datamodules.settings import Settings
+from flightning.datamodules.sources import Source
 from flightning.errors import PartitionError
 from flightning.functional.partition import proportional_test_split
 
@@ -62,6 +63,14 @@ class Partitioner(Settings, ABC):
     def count_clients(self, ids: npt.NDArray[Any] | None = None) -> int | None:
         """Number of clients that the rule finds by itself, ``None`` when the caller must choose."""
         return None
+
+    def check_source(self, source: Source, pool: npt.NDArray[np.int64]) -> None:
+        """Refuse samples that the rule is not made for; most rules look at labels and ids only.
+
+        Args:
+            source: Where the samples lie.
+            pool: Those that are dealt.
+        """
 
     @property
     def allows_overlap(self) -> bool:

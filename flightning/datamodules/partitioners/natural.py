@@ -12,9 +12,10 @@ import numpy as np
 import numpy.typing as npt
 
 from flightning.datamodules.partitioners.base import Partitioner
-from flightning.datamodules.partitioners.files import load_partition, read_partition
+from flightning.datamodules.partitioners.files import load_partition, read_partition, sample_digests
 from flightning.datamodules.partitioners.label import Dirichlet
 from flightning.datamodules.settings import require
+from flightning.datamodules.sources import Source
 from flightning.errors import ConfigurationError, PartitionError, nearest
 from flightning.functional.partition import Grouping, long_tail, natural_ids, natural_split, thin_like
 
@@ -93,9 +94,7 @@ class Natural(Partitioner):
         return own
 
 
-def _samples_of_ids(
-    parts: Sequence[npt.NDArray[np.int64]], ids: npt.NDArray[Any], test_ids: npt.NDArray[Any]
-) -> Parts:
+def _samples_of_ids(parts: Sequence[npt.NDArray[np.int64]], ids: npt.NDArray[Any], test_ids: npt.NDArray[Any]) -> Parts:
     """Test samples of the ids that each client holds."""
     return [np.flatnonzero(np.isin(test_ids, np.unique(ids[part]))) for part in parts]
 
@@ -179,6 +178,8 @@ class FromFile(Partitioner):
 
     Args:
         path: The ``.npz`` file. It is refused when it was made for other labels.
+        check_samples: Whether it is also refused when it was made for other inputs or ids with the same labels;
+            ``False`` where these are the same samples in another form, such as pictures of another size.
 
     Example:
         >>> FromFile("split.npz")
@@ -187,8 +188,9 @@ class FromFile(Partitioner):
 
     shown = ("path",)
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, check_samples: bool = True) -> None:
         self.path = path
+        self.check_samples = check_samples
 
     def count_clients(self, ids: npt.NDArray[Any] | None = None) -> int | None:
         """Number of clients of the saved partition."""
@@ -198,6 +200,21 @@ class FromFile(Partitioner):
     def allows_overlap(self) -> bool:
         """The saved partition is taken as it is."""
         return True
+
+    def check_source(self, source: Source, pool: npt.NDArray[np.int64]) -> None:
+        """Compare some samples with those that the file was made for, where it tells."""
+        if not self.check_samples:
+            return
+        found = sample_digests(source, pool)
+        for name, saved in read_partition(Path(self.path)).digests.items():
+            differ = int((saved != found[name]).sum()) if name in found else 0
+            # a few differ where numbers lie between two rounded ones
+            if 2 * differ > len(saved):
+                raise PartitionError(
+                    f"`{self.path}` was made for other data: the labels are the same, but {differ} of {len(saved)} "
+                    f"compared {name} are not; load the data set it was made for, or set `partition.check_samples` to "
+                    "false where these are the same samples in another form."
+                )
 
     def split(self, labels: Labels, num_clients: int, rng: np.random.Generator) -> Parts:
         """Read the file and check that it was made for these labels."""
