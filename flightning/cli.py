@@ -23,6 +23,7 @@ import flightning.nets
 from flightning.budget import scale_rounds
 from flightning.callbacks import Federation, LastCheckpoint, RoundLogging, RoundProgress, RunReport
 from flightning.datamodules import FederatedDataModule
+from flightning.datamodules.view import describe
 from flightning.errors import CheckpointError, ClientError, ConfigurationError, FlightningError
 from flightning.loggers import RoundCSVLogger, ensure_writable, latest_version, name_wandb_run, next_version
 from flightning.packaged import find_config
@@ -168,7 +169,7 @@ class FederatedCLI(LightningCLI):
         model, data = (self._get(self.config_init, part) for part in ("model", "data"))
         for logger in loggers:
             if isinstance(logger, WandbLogger):
-                name_wandb_run(logger, type(model).__name__, type(data).__name__, repr(data.partition), data.seed)
+                name_wandb_run(logger, type(model).__name__, type(data).__name__, describe(data), data.seed)
         callbacks: list[Callback] = list(config.get("callbacks") or [])
         callbacks += [RoundProgress()] if config.get("enable_progress_bar") is not False else []
         callbacks += [RoundLogging(), RunReport(folder, notice=self.notice)]

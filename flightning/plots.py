@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    from flightning.datamodules.view import View
 
 __all__ = [
     "confusion_figure",
@@ -17,6 +20,7 @@ __all__ = [
     "samples_figure",
     "save_figure",
     "sizes_figure",
+    "view_figures",
 ]
 
 _BLUE, _ORANGE = "#0072b2", "#d55e00"
@@ -24,6 +28,8 @@ _BLUE, _ORANGE = "#0072b2", "#d55e00"
 #: More clients than this cannot be told apart as bubbles.
 _MOST_BUBBLES = 60
 _MOST_NAMED_CLASSES = 26
+#: Side of a picture in a strip, as a share of its cell; its label stands in the rest.
+_PICTURE = 0.76
 
 
 def partition_figure(
@@ -149,17 +155,37 @@ def samples_figure(
     from matplotlib.figure import Figure
 
     columns = max(len(row) for row in rows.values())
-    figure = Figure(figsize=(1.4 + 0.72 * columns, 0.7 + 0.92 * len(rows)), layout="constrained")
-    grid = np.asarray(figure.subplots(len(rows), columns, squeeze=False))
-    for line, (name, row) in zip(grid, rows.items(), strict=True):
-        for axes in line:
-            axes.set_axis_off()
-        line[0].text(-0.25, 0.5, name, transform=line[0].transAxes, ha="right", va="center", fontsize=10)
-        for axes, (picture, label, is_changed) in zip(line, row, strict=False):
-            axes.imshow(np.clip(picture, 0, 1), cmap="gray", vmin=0, vmax=1, interpolation="nearest")
-            axes.set_title(label, fontsize=8, pad=2, color=_ORANGE if is_changed else "black")
+    figure = Figure(figsize=(1.2 + 0.8 * columns, 0.5 + 0.8 * len(rows)), layout="constrained")
+    # one axes for all: a grid of them takes seconds to lay out
+    axes = figure.subplots()
+    for line, (name, row) in enumerate(rows.items()):
+        axes.text(-0.15, line + 0.5, name, ha="right", va="center", fontsize=10)
+        for column, (picture, label, is_changed) in enumerate(row):
+            height, width = (_PICTURE * side / max(picture.shape[:2]) for side in picture.shape[:2])
+            left = column + (_PICTURE - width) / 2
+            extent = (left, left + width, line + 1, line + 1 - height)
+            axes.imshow(np.clip(picture, 0, 1), cmap="gray", vmin=0, vmax=1, interpolation="nearest", extent=extent)
+            color = _ORANGE if is_changed else "black"
+            axes.text(column + _PICTURE / 2, line + 0.97 - height, label, ha="center", fontsize=8, color=color)
+    axes.set(xlim=(0, columns), ylim=(len(rows), 0), aspect="equal")
+    axes.set_axis_off()
     figure.suptitle(title, fontsize=11)
     return figure
+
+
+def view_figures(view: View) -> dict[str, Any]:
+    """Pictures of the clients: ``partition``, and ``samples`` where they see different things.
+
+    Args:
+        view: The clients.
+
+    Returns:
+        Matplotlib figures by name.
+    """
+    figures = {"partition": partition_figure(view.numbers.counts, view.class_names, view.title)}
+    if view.strip is not None:
+        figures["samples"] = samples_figure(view.strip, f"Samples as the clients see them, {view.title}")
+    return figures
 
 
 def confusion_figure(matrix: NDArray[np.float64], class_names: Sequence[str] | None, title: str) -> Any:

@@ -8,7 +8,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from flightning.callbacks import Federation
-from flightning.datamodules import FederatedDataModule
+from flightning.datamodules import IID, FederatedDataModule, RotationSkew
 from flightning.nets import MLP, Net
 from tests.problems import make_trainer
 
@@ -30,6 +30,13 @@ def make_data(classes=CLASSES, per_class=6, size=4, batch_size=4, num_classes=3,
     return FederatedDataModule.from_clients(
         clients, test, num_classes=num_classes, **{"batch_size": batch_size, "eval_batch_size": 8, **kwargs}
     )
+
+
+def make_turned_pictures(count=24, **kwargs):
+    """Pictures of four pixels, which each of three clients sees from another side."""
+    pictures = torch.rand(count, 1, 2, 2, generator=torch.Generator().manual_seed(0)), torch.arange(count) % 3
+    options = {"num_clients": 3, "partition": IID(), "skew": RotationSkew(3), "seed": 0, "batch_size": 4, **kwargs}
+    return FederatedDataModule.from_dataset(pictures, pictures, **options)
 
 
 def small_net(input_shape, num_classes, hidden=(5,), **kwargs):

@@ -22,7 +22,7 @@ CONTRACTS = {
     "algorithms": {"base", "client", "composition", "evaluation", "observe", "shared_metrics", "state", "stored_states",
                    "view"},
     "datamodules": {"base", "in_memory", "loaders", "local_tests", "partitioners", "skews", "settings", "sources",
-                    "stream", "transforms"},
+                    "stream", "transforms", "view"},
 }  # fmt: skip
 
 #: Heavy or optional packages: imported by the function that needs them, so that starting up stays quick.

@@ -8,10 +8,11 @@ from lightning.pytorch.loggers import TensorBoardLogger
 
 from flightning.algorithms import SOLO, FedAvg
 from flightning.callbacks import Federation, RoundLogging
+from flightning.datamodules import LabelPermutation
 from flightning.errors import ConfigurationError
 from flightning.loggers import RoundCSVLogger, ensure_writable, latest_version, next_version
 from flightning.report.wandb_log import records
-from tests.classification import make_data, make_module
+from tests.classification import make_data, make_module, make_turned_pictures
 from tests.problems import fit, make_trainer
 
 
@@ -23,7 +24,7 @@ def read(folder, name="metrics.csv"):
 def train(logger, cls=FedAvg, rounds=3, federation=None, **kwargs):
     federation = federation or Federation(participation=2, seed=0)
     module = make_module(cls)
-    fit(module, make_data(), rounds, federation, [RoundLogging()], logger=logger, **kwargs)
+    fit(module, kwargs.pop("data", None) or make_data(), rounds, federation, [RoundLogging()], logger=logger, **kwargs)
     return federation, module
 
 
@@ -133,6 +134,21 @@ def test_tensorboard_has_the_round_as_step(tmp_path):
         assert [e.step for e in events.Scalars(key)] == [1, 2, 3]
     assert "partition" in tags["images"]
     assert [e.step for e in events.Tensors("round/cohort/text_summary")] == [1, 2, 3]
+
+
+def test_what_a_skew_changes_is_logged_at_the_start(tmp_path):
+    pytest.importorskip("tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    data = make_turned_pictures(skew=LabelPermutation(num_classes=3, groups=3, kind="full"))
+    train(TensorBoardLogger(tmp_path, name="tb", version="0"), rounds=1, data=data)
+    events = EventAccumulator(str(tmp_path / "tb" / "0"), {"images": 0, "scalars": 0})
+    events.Reload()
+    assert {"partition", "samples"} <= set(events.Tags()["images"])
+    for key in ("partition/emd", "partition/feature_shift", "partition/changed_labels"):
+        (event,) = events.Scalars(key)
+        assert event.step == 0
+    assert events.Scalars("partition/changed_labels")[0].value > 0
 
 
 # --- Weights & Biases -------------------------------------------------------------------------------------------------

@@ -68,9 +68,18 @@ def test_changed_labels_are_marked():
     figure = samples_figure(
         {"client 0": [(grey, "ant", False), (colour, "bee", True)], "client 1": [(grey, "x", False)]}
     )
-    titles = {axes.get_title(): axes.title.get_color() for axes in figure.axes if axes.get_title()}
-    assert titles["ant"] == "black"
-    assert titles["bee"] != "black"
+    colors = {text.get_text(): text.get_color() for text in figure.axes[0].texts}
+    assert colors["ant"] == "black"
+    assert colors["bee"] != "black"
+
+
+def test_pictures_of_a_strip_keep_their_proportions_in_a_cell_each():
+    high, wide = np.zeros((8, 4)), np.zeros((4, 8, 3))
+    (axes,) = samples_figure({"client 0": [(high, "a", False), (wide, "b", False)]}).axes
+    first, second = (image.get_extent() for image in axes.images)
+    assert (first[2] - first[3]) / (first[1] - first[0]) == pytest.approx(2)
+    assert (second[2] - second[3]) / (second[1] - second[0]) == pytest.approx(1 / 2)
+    assert 0 <= first[0] < first[1] < 1 <= second[0] < second[1] < 2
 
 
 def test_confusion_shows_shares_of_the_true_class(tmp_path):

@@ -10,14 +10,18 @@ from lightning.pytorch.loggers import Logger, TensorBoardLogger, WandbLogger
 from flightning.callbacks.federation import Federation
 from flightning.callbacks.logged_numbers import log_numbers
 from flightning.callbacks.run_report import RunReport
+from flightning.datamodules.view import View
 from flightning.loggers import RoundCSVLogger
-from flightning.plots import partition_figure
+from flightning.plots import view_figures
 
 __all__ = ["RoundLogging"]
 
 
 class RoundLogging(Callback):
-    """Log the cohort of each round as text, and the partition as picture, table and numbers at the start.
+    """Log the cohort of each round as text, and at the start what ``flightning partition`` shows.
+
+    These are the numbers, the picture and the table of the partition, and where there is a skew how far it shifts the
+    inputs, the share of labels that it changes and samples as the clients see them.
 
     ``total/bytes`` (up and down) and ``total/seconds`` of all rounds so far are logged beside every accuracy, so that a
     chart can have them as x axis in place of the round. In W&B every chart begins with the round, and the summary shows
@@ -32,19 +36,24 @@ class RoundLogging(Callback):
         """Log the partition."""
         if not trainer.is_global_zero:
             return
+        # `RunReport` writes numbers and pictures into the folder of the CSV log
+        loggers = [logger for logger in trainer.loggers if not isinstance(logger, RoundCSVLogger)]
+        if not loggers:
+            return
         data = trainer.datamodule  # type: ignore[attr-defined]
-        numbers = {f"partition/{name}": float(value) for name, value in data.heterogeneity().as_dict().items()}
-        for logger in trainer.loggers:
+        view = View.of("", data)
+        numbers = {f"partition/{name}": float(value) for name, value in view.as_dict().items()}
+        for logger in loggers:
             if isinstance(logger, WandbLogger):
                 _define_axes(logger)
-                _log_partition_to_wandb(logger, data)
+                _log_partition_to_wandb(logger, view)
                 _log_names_to_wandb(logger, trainer, data)
                 logger.experiment.summary.update(numbers)
-            elif not isinstance(logger, RoundCSVLogger):  # `summary.json` in the same folder holds the numbers
+            else:
                 logger.log_metrics(numbers, step=0)
             if isinstance(logger, TensorBoardLogger):
-                figure = partition_figure(data.label_counts(), data.class_names, repr(data.partition))
-                logger.experiment.add_figure("partition", figure, 0)
+                for name, figure in view_figures(view).items():
+                    logger.experiment.add_figure(name, figure, 0)
 
     def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Log the totals into the row of the accuracy."""
@@ -127,16 +136,18 @@ def _log_names_to_wandb(logger: WandbLogger, trainer: Trainer, data: Any) -> Non
     logger.experiment.config.update(names, allow_val_change=True)
 
 
-def _log_partition_to_wandb(logger: WandbLogger, data: Any) -> None:
+def _log_partition_to_wandb(logger: WandbLogger, view: View) -> None:
     import wandb
     from matplotlib.backends.backend_agg import FigureCanvasAgg
 
-    counts = data.label_counts()
-    names = list(data.class_names or range(counts.shape[1]))
-    figure = partition_figure(counts, data.class_names, repr(data.partition))
-    FigureCanvasAgg(figure).draw()
+    counts = view.numbers.counts
+    names = list(view.class_names or range(counts.shape[1]))
+    figures = view_figures(view)
+    for figure in figures.values():
+        FigureCanvasAgg(figure).draw()
     table = wandb.Table(
         columns=["client", "samples", *[str(n) for n in names]],
         data=[[client, int(row.sum()), *row.tolist()] for client, row in enumerate(counts)],
     )
-    logger.experiment.log({"partition": wandb.Image(figure), "partition_table": table, "round": 0})
+    pictures = {name: wandb.Image(figure) for name, figure in figures.items()}
+    logger.experiment.log({**pictures, "partition_table": table, "round": 0})

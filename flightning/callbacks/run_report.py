@@ -9,8 +9,9 @@ from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 
+from flightning.datamodules.view import View, describe
 from flightning.loggers import RoundCSVLogger, ensure_writable
-from flightning.plots import learning_curve_figure, partition_figure, save_figure
+from flightning.plots import learning_curve_figure, save_figure, view_figures
 
 __all__ = ["RunReport", "format_bytes", "run_folder"]
 
@@ -37,7 +38,10 @@ def run_folder(trainer: Trainer) -> Path:
 
 
 class RunReport(Callback):
-    """Write ``summary.json``, ``partition.png`` and ``learning_curve.png``, and print a table when the run ends.
+    """Draw the clients when a run starts, keep ``summary.json``, and end with ``learning_curve.png`` and a table.
+
+    ``partition.png`` shows who holds which classes, ``samples.png`` what clients see where a skew or natural ids make a
+    difference.
 
     Args:
         folder: The run's folder.
@@ -49,9 +53,15 @@ class RunReport(Callback):
         self.folder, self.metric, self.notice = Path(folder), metric, notice
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Refuse a folder that cannot be written, before any work is done."""
-        if trainer.is_global_zero:
-            ensure_writable(self.folder)
+        """Refuse a folder that cannot be written, before any work is done, and draw the clients."""
+        if not trainer.is_global_zero:
+            return
+        ensure_writable(self.folder)
+        data = trainer.datamodule  # type: ignore[attr-defined]
+        title = f"{type(pl_module).__name__} on {type(data).__name__}, {describe(data)}"
+        self._view = View.of(title, data)
+        for name, figure in view_figures(self._view).items():
+            save_figure(figure, self.folder / f"{name}.png")
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Keep the summary up to date, so that an interrupted run can be read, too."""
@@ -59,7 +69,7 @@ class RunReport(Callback):
             self._write_summary(trainer, pl_module, finished=False)
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Draw the pictures and print the table."""
+        """Draw the learning curve and print the table."""
         rows = self._rows(trainer)
         if trainer.is_global_zero and not rows and trainer.ckpt_path is not None:
             print(
@@ -69,10 +79,7 @@ class RunReport(Callback):
         if not trainer.is_global_zero or not rows:
             return
         summary = self._write_summary(trainer, pl_module, finished=True)
-        data = trainer.datamodule  # type: ignore[attr-defined]
-        title = f"{summary['model']} on {summary['data']}, {summary['partition']}"
-        save_figure(partition_figure(data.label_counts(), data.class_names, title), self.folder / "partition.png")
-        save_figure(learning_curve_figure(rows, title), self.folder / "learning_curve.png")
+        save_figure(learning_curve_figure(rows, self._view.title), self.folder / "learning_curve.png")
         self._print(summary)
 
     def _rows(self, trainer: Trainer) -> dict[int, dict[str, Any]]:
@@ -90,8 +97,9 @@ class RunReport(Callback):
             "model": type(module).__name__,
             "data": type(data).__name__,
             "partition": repr(data.partition),
+            "skew": None if data.skew is None else repr(data.skew),
             "partition_hash": data.partition_hash,
-            "heterogeneity": data.heterogeneity().as_dict(),
+            "heterogeneity": self._view.as_dict(),
             "num_clients": data.num_clients,
             "seed": data.seed,
             "rounds": max(rows, default=0),
@@ -130,4 +138,5 @@ class RunReport(Callback):
             console.print(self.notice)
         if summary["bad_updates"]:
             console.print(f"{summary['bad_updates']:.0f} client updates held NaN or infinity and were left out.")
-        print(f"The run lies in {self.folder} (metrics.csv, summary.json, learning_curve.png, partition.png)")
+        pictures = "learning_curve.png, partition.png" + ("" if self._view.strip is None else ", samples.png")
+        print(f"The run lies in {self.folder} (metrics.csv, summary.json, {pictures})")

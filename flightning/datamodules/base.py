@@ -196,6 +196,8 @@ class FederatedDataModule(ClientLoaders):
             self.train_source, self.parts = skew_samples(source, parts, self.skew, self._skew_seed)
         #: What each client owns, without the samples that it was given.
         self.own_parts = list(self.parts)
+        #: Labels of these samples before a skew changed them.
+        self.original_labels = [source.labels[part] for part in parts]
         self.sizes = np.array([len(part) for part in self.parts], dtype=np.int64)
         empty = np.flatnonzero(self.sizes == 0)
         if len(empty):
@@ -238,11 +240,6 @@ class FederatedDataModule(ClientLoaders):
     def label_counts(self) -> NDArray[np.int64]:
         """Samples of each client (row) and class (column)."""
         return label_counts(self.train_source.labels, self.parts, self.num_classes)
-
-    @property
-    def original_labels(self) -> list[NDArray[np.int64]]:
-        """Labels of each client's own samples before a skew changed them."""
-        return [self._loaded.labels[part] for part in self._unskewed_parts]
 
     @property
     def client_names(self) -> list[str] | None:
@@ -291,7 +288,9 @@ class FederatedDataModule(ClientLoaders):
 
     def pool(self) -> None:
         """Give all training samples to one client (centralised training)."""
-        self.parts = [np.sort(np.concatenate(self.parts))]
+        together = np.concatenate(self.parts)
+        order = np.argsort(together)
+        self.parts, self.original_labels = [together[order]], [np.concatenate(self.original_labels)[order]]
         self.own_parts = list(self.parts)
         self.sizes = np.array([len(self.parts[0])], dtype=np.int64)
         self.num_clients = 1

@@ -143,7 +143,8 @@ def run(argv: list[str]) -> int:
             )
         with quick_imports():
             from flightning.cli import quieten
-            from flightning.partition.show import View, show
+            from flightning.datamodules.view import View
+            from flightning.partition.show import show
         quieten()
         views = []
         for value in sweep.values:

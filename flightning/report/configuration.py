@@ -54,18 +54,24 @@ def class_name(node: Any) -> str:
 
 
 def data_and_partition(summary: Mapping[str, Any], config: Mapping[str, Any]) -> tuple[str, str]:
-    """Names of the data and of their split, from the summary or else from the configuration.
+    """Names of the data and of what makes the clients differ, from the summary or else from the configuration.
 
     Example:
-        >>> data_and_partition({"data": "MNIST", "partition": "IID()"}, {})
-        ('MNIST', 'IID')
+        >>> data_and_partition({"data": "MNIST", "partition": "IID()", "skew": "RotationSkew(groups=4)"}, {})
+        ('MNIST', 'IID, RotationSkew(groups=4)')
     """
     data = config.get("data")
     inner = data.get("init_args", data) if isinstance(data, Mapping) else {}
-    node = inner.get("partition") if isinstance(inner, Mapping) else None
-    partition = class_name(node)
+    rules = []
+    for part in ("partition", "skew"):
+        node = inner.get(part) if isinstance(inner, Mapping) else None
+        rules.append(str(summary.get(part) or _rule(node)).removesuffix("()"))
+    return str(summary.get("data") or class_name(data) or "unknown data"), ", ".join(rule for rule in rules if rule)
+
+
+def _rule(node: Any) -> str:
+    name = class_name(node)
     arguments = node.get("init_args") if isinstance(node, Mapping) else None
-    if partition and isinstance(arguments, Mapping):
-        partition += "(" + ", ".join(f"{k}={v}" for k, v in arguments.items()) + ")"
-    partition = str(summary.get("partition") or partition).removesuffix("()")
-    return str(summary.get("data") or class_name(data) or "unknown data"), partition
+    if name and isinstance(arguments, Mapping):
+        return name + "(" + ", ".join(f"{k}={v}" for k, v in arguments.items()) + ")"
+    return name

@@ -2,12 +2,12 @@ import json
 
 import pytest
 
-from flightning.algorithms import FedAvg
-from flightning.callbacks import Federation, RoundLogging, RunReport
+from flightning.algorithms import Centralized, FedAvg
+from flightning.callbacks import Federation, RoundLogging, RunReport, run_report
 from flightning.callbacks.run_report import format_bytes
 from flightning.errors import ConfigurationError
 from flightning.loggers import RoundCSVLogger
-from tests.classification import make_data, make_module
+from tests.classification import make_data, make_module, make_turned_pictures
 from tests.problems import QuadraticModule, fit
 
 PNG = b"\x89PNG\r\n\x1a\n"
@@ -53,6 +53,40 @@ def test_an_interrupted_run_can_be_read_too(tmp_path):
     summary = json.loads((tmp_path / "summary.json").read_text())
     assert summary["rounds"] == 2
     assert summary["finished"] is False
+
+
+def test_the_clients_are_drawn_before_the_first_local_step(tmp_path):
+    class Stopping(FedAvg):
+        def training_step(self, batch, batch_idx):
+            raise KeyboardInterrupt
+
+    with pytest.raises((KeyboardInterrupt, SystemExit)):
+        run(tmp_path, module=make_module(Stopping), data=make_turned_pictures())
+    for name in ("partition.png", "samples.png"):
+        assert (tmp_path / name).read_bytes().startswith(PNG)
+
+
+def test_clients_that_see_the_same_have_no_strip_of_samples(tmp_path, capsys):
+    run(tmp_path, rounds=1)
+    assert not (tmp_path / "samples.png").exists()
+    assert "samples.png" not in capsys.readouterr().out
+
+
+def test_the_skew_is_in_title_and_summary(tmp_path, monkeypatch):
+    titles = []
+    draw = run_report.learning_curve_figure
+    monkeypatch.setattr(run_report, "learning_curve_figure", lambda rows, t: titles.append(t) or draw(rows, t))
+    summary = run(tmp_path, 1, make_module(FedAvg), data=make_turned_pictures())
+    assert summary["skew"] == "RotationSkew(groups=3)"
+    assert summary["heterogeneity"]["feature_shift"] > 0
+    assert titles == ["FedAvg on InMemoryData, IID, RotationSkew(groups=3)"]
+
+
+def test_a_pooled_client_is_drawn_with_its_skew(tmp_path):
+    module = make_module(Centralized)
+    summary = run(tmp_path, 1, module, data=make_turned_pictures())
+    assert summary["heterogeneity"]["clients"] == 1
+    assert (tmp_path / "samples.png").exists()
 
 
 def test_a_module_without_accuracy(tmp_path, capsys):

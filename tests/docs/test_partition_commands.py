@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from flightning.cli import main
+from flightning.datamodules.view import View
 from flightning.partition.command import build_data
-from flightning.partition.show import View
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted([ROOT / "README.md", *ROOT.glob("docs/**/*.md")])

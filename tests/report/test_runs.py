@@ -3,6 +3,7 @@ import json
 import numpy as np
 import pytest
 
+from flightning.report.configuration import data_and_partition
 from flightning.report.runs import ReportError, find_runs, read_csv, read_run, read_runs
 from tests.report.synthetic import write_run
 
@@ -116,6 +117,12 @@ def test_run_without_summary_is_named_by_its_configuration(tmp_path):
     (folder / "config.yaml").write_text(config)
     run = read_run(folder)
     assert (run.model, run.data, run.partition, run.seed) == ("FedDyn", "Digits", "Shards(k=2)", 4)
+
+
+def test_a_skew_stands_beside_the_partition():
+    skew = {"class_path": "p.RotationSkew", "init_args": {"groups": 4}}
+    config = {"data": {"class_path": "p.Digits", "init_args": {"partition": {"class_path": "p.IID"}, "skew": skew}}}
+    assert data_and_partition({}, config) == ("Digits", "IID, RotationSkew(groups=4)")
 
 
 def test_seed_of_everything_tells_runs_apart_where_the_seed_of_the_data_is_fixed(tmp_path):
