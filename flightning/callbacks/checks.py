@@ -14,7 +14,14 @@ from flightning.algorithms.base import FederatedMixin
 from flightning.datamodules.base import FederatedDataModule
 from flightning.errors import ConfigurationError
 
-__all__ = ["check_batches_of_one", "check_datamodule", "check_module", "check_optimizers", "check_trainer"]
+__all__ = [
+    "check_batches_of_one",
+    "check_datamodule",
+    "check_module",
+    "check_optimizers",
+    "check_tokens",
+    "check_trainer",
+]
 
 
 def check_module(module: LightningModule) -> FederatedMixin:
@@ -41,6 +48,27 @@ def check_datamodule(datamodule: Any) -> FederatedDataModule:
             "`FederatedDataModule`, for instance `FederatedDataModule.from_dataset(train, test)`."
         )
     return datamodule
+
+
+def check_tokens(module: LightningModule, data: FederatedDataModule) -> None:
+    """Refuse texts whose tokens the net does not read: more than its vocabulary, or filled up with another one."""
+    net = getattr(module, "net", None)
+    known = getattr(net, "vocabulary", None)
+    if not isinstance(known, int) or data.vocabulary_size is None:
+        return
+    if known < data.vocabulary_size:
+        raise ConfigurationError(
+            f"the texts have {data.vocabulary_size} different tokens, but `model.net.vocabulary={known}`: raise it to "
+            f"{data.vocabulary_size}, or lower `data.tokenizer.vocabulary_size` where the data has a tokenizer."
+        )
+    padding = getattr(net, "padding_index", None)
+    if padding != data.padding_index:
+        filled = "are not filled up" if data.padding_index is None else f"are filled up with {data.padding_index}"
+        wanted = "null" if data.padding_index is None else data.padding_index
+        raise ConfigurationError(
+            f"short texts {filled} (the padding of `data.tokenizer`), but `model.net.padding_index={padding}`: set it "
+            f"to {wanted}."
+        )
 
 
 def check_trainer(trainer: Trainer) -> None:

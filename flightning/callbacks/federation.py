@@ -13,7 +13,7 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.utilities import rank_zero_info
 
 from flightning.algorithms.base import FederatedMixin
-from flightning.callbacks.checks import check_datamodule, check_module, check_optimizers, check_trainer
+from flightning.callbacks.checks import check_datamodule, check_module, check_optimizers, check_tokens, check_trainer
 from flightning.callbacks.local_loop import LOCAL_LOOPS, LocalLoop, warn_about_batch_hooks
 from flightning.callbacks.logged_numbers import log_numbers
 from flightning.callbacks.planning import Planner
@@ -146,6 +146,7 @@ class Federation(RoundCheckpoints):
         """Check that everything fits, and take over the stream of training batches."""
         self._module: FederatedMixin = check_module(pl_module)
         self._data: FederatedDataModule = check_datamodule(trainer.datamodule)  # type: ignore[attr-defined]
+        check_tokens(pl_module, self._data)
         if self._module.default_shared_fraction and not len(self._data.shared):
             self._share_data(self._module.default_shared_fraction)
         if type(trainer.strategy.checkpoint_io) is TorchCheckpointIO:

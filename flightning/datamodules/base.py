@@ -65,6 +65,9 @@ class FederatedDataModule(ClientLoaders):
     num_classes: int
     input_shape: tuple[int, ...]
     class_names: Sequence[str] | None = None
+    #: Number of different tokens where samples are texts, and the token that fills short ones up; ``None`` for others.
+    vocabulary_size: int | None = None
+    padding_index: int | None = None
 
     def __init__(
         self,

@@ -87,6 +87,11 @@ class NextCharacter(FederatedDataModule):
         """Number of different characters."""
         return len(self.cached.meta["alphabet"])
 
+    @property
+    def vocabulary_size(self) -> int | None:  # type: ignore[override]
+        """Number of different characters, which are both read and predicted."""
+        return self.num_classes
+
     @cached_property
     def class_names(self) -> Sequence[str]:  # type: ignore[override]
         """The characters."""

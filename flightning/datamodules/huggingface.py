@@ -129,6 +129,17 @@ class HuggingFace(FederatedDataModule):
         """Tokens by their numbers; empty for pictures."""
         return list(self.cached.meta.get("vocabulary", []))
 
+    @property
+    def vocabulary_size(self) -> int | None:  # type: ignore[override]
+        """Number of tokens; ``None`` for pictures."""
+        return len(self.vocabulary) or None
+
+    @property
+    def padding_index(self) -> int | None:  # type: ignore[override]
+        """Token that fills short texts up; ``None`` for pictures."""
+        index: int | None = self.cached.meta.get("padding_index")
+        return index
+
     def load(self) -> tuple[Source, Source | None]:
         """Both splits from the cache."""
         return self._source("train"), self._source("test") if "test" in self.splits else None

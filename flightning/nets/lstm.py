@@ -42,7 +42,10 @@ class LastStep(nn.Module):
 
 
 class TextNet(Net):
-    """A :class:`LastStep` encoder and a linear head."""
+    """A :class:`LastStep` encoder and a linear head.
+
+    ``vocabulary`` and ``padding_index`` tell which tokens it reads, so that a run can compare them with the data.
+    """
 
     def __init__(
         self,
@@ -59,6 +62,7 @@ class TextNet(Net):
                 f"`{type(self).__name__}` reads token indices of shape (length,), got `input_shape` "
                 f"{self.input_shape}. Use a net for images, such as `SmallCNN`."
             )
+        self.vocabulary, self.padding_index = embedding.num_embeddings, padding_index
         self.encoder = LastStep(embedding, hidden_size, num_layers, padding_index)
         self.head = nn.Linear(hidden_size, num_classes)
 

@@ -9,8 +9,9 @@ from lightning.pytorch.callbacks import GradientAccumulationScheduler, ModelChec
 
 from flightning.algorithms import FedAvg, FedAvgMixin
 from flightning.callbacks import Federation
-from flightning.datamodules import FederatedDataModule
+from flightning.datamodules import IID, FederatedDataModule
 from flightning.errors import ConfigurationError
+from flightning.nets import SentimentLSTM
 from tests.classification import BatchNormNet, make_data, make_module
 from tests.problems import QuadraticModule, fit, make_trainer
 
@@ -199,3 +200,49 @@ class Composed(FedAvgMixin, QuadraticModule):
 def test_two_federations():
     with pytest.raises((ConfigurationError, RuntimeError), match="Federation"):
         fit(make_module(Untouched), make_data(), 1, callbacks=[Federation()])
+
+
+# --- texts ------------------------------------------------------------------------------------------------------------
+
+
+def texts(vocabulary_size, padding_index):
+    generator = torch.Generator().manual_seed(0)
+    tokens = torch.randint(1, 12, (12, 5), generator=generator)
+    data = FederatedDataModule.from_dataset((tokens, torch.arange(12) % 2), num_clients=2, partition=IID())
+    data.vocabulary_size, data.padding_index = vocabulary_size, padding_index
+    return data
+
+
+def reader(cls=Untouched, **kwargs):
+    def net(shape, classes):
+        return SentimentLSTM(shape, classes, embedding_size=3, hidden_size=3, **kwargs)
+
+    return cls(net=net, input_shape=(5,), num_classes=2)
+
+
+def test_more_tokens_than_the_net_knows_are_refused():
+    refuse(
+        r"texts have 12 different tokens, but `model.net.vocabulary=8`: raise it to 12, or lower `data.tokenizer.vocab",
+        reader(vocabulary=8),
+        texts(12, 0),
+    )
+
+
+@pytest.mark.parametrize(
+    ("net", "data", "match"),
+    [
+        (0, 1, r"short texts are filled up with 1 .*, but `model.net.padding_index=0`: set it to 1"),
+        (0, None, r"short texts are not filled up .*, but `model.net.padding_index=0`: set it to null"),
+        (None, 0, r"short texts are filled up with 0 .*, but `model.net.padding_index=None`: set it to 0"),
+    ],
+)
+def test_another_padding_than_that_of_the_net_is_refused(net, data, match):
+    refuse(match, reader(vocabulary=12, padding_index=net), texts(12, data))
+
+
+@pytest.mark.parametrize(("size", "padding"), [(12, 0), (None, None)])
+def test_texts_that_the_net_reads_are_trained_on(size, padding):
+    module = reader(FedAvg, vocabulary=15)
+    before = module.net.head.weight.detach().clone()
+    fit(module, texts(size, padding), 1)
+    assert not torch.equal(module.net.head.weight, before)

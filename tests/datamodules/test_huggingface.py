@@ -207,6 +207,7 @@ def test_texts_become_padded_tokens(tmp_path, kind):
     data.setup("fit")
     # 15 x good, 15 x bad, then 5 each of ! a day so weather what: the alphabet decides
     assert data.vocabulary == ["<pad>", "<unk>", "bad", "good", "!"]
+    assert (data.vocabulary_size, data.padding_index) == (5, 0)
     assert data.input_shape == (3,)
     inputs, targets = next(iter(data.train_source.batches([np.array([0, 3, 2])])))
     assert inputs.tolist() == [[1, 1, 3], [1, 2, 0], [3, 3, 4]]
