@@ -17,6 +17,7 @@ from flightning.datamodules.local_tests import LocalTests, make_local_tests, ske
 from flightning.datamodules.partitioners import Dirichlet, Partitioner, sample_digests, save_partition
 from flightning.datamodules.skews import FeatureSkew
 from flightning.datamodules.sources import as_source
+from flightning.datamodules.stream import BatchList
 from flightning.datamodules.transforms import BatchTransform
 from flightning.errors import ConfigurationError, check_choice
 from flightning.functional.heterogeneity import Heterogeneity, label_counts, summarize
@@ -47,7 +48,7 @@ class FederatedDataModule(ClientLoaders):
             The global test set stays as it is.
         client_test: Local test sets: ``same_recipe`` deals the test set as the training set was dealt; ``whole`` gives
             each client all of it, as its skew shows it; a number in (0, 1) holds this share of each client's own
-            samples out.
+            samples out, which together are the test set of data that has none.
         batch_size: Samples of a local step.
         eval_batch_size: Samples of a validation or test step.
         shuffle: Whether each local pass is in new random order; ``False`` keeps the stored order.
@@ -288,6 +289,12 @@ class FederatedDataModule(ClientLoaders):
             ids = None if ids is None else ids[self._pool]
             own = self.partition.split_test(labels, self._dealt, test.labels, seed, ids=ids, test_ids=test.ids)
         return make_local_tests(self._loaded, self._unskewed_parts, test, own, self.skew, self._skew_seed)
+
+    def test_dataloader(self) -> BatchList | list[Any]:
+        """The global test set; without one, what was held out from all clients together."""
+        if self.test_source is None and self._held_out is not None:
+            return self._loader(self.local_tests.source, np.concatenate(self.local_tests.parts))
+        return super().test_dataloader()
 
     def pool(self) -> None:
         """Give all training samples to one client (centralised training)."""

@@ -11,6 +11,7 @@ import torch
 
 from flightning.datamodules import Dirichlet, HuggingFace, Natural, PretrainedTokenizer, Words
 from flightning.errors import ConfigurationError, DataNotFoundError, PartitionError
+from flightning.partition.command import build_data
 
 datasets = pytest.importorskip("datasets")
 Image = pytest.importorskip("PIL.Image")
@@ -212,6 +213,20 @@ def test_texts_become_padded_tokens(tmp_path, kind):
     inputs, targets = next(iter(data.train_source.batches([np.array([0, 3, 2])])))
     assert inputs.tolist() == [[1, 1, 3], [1, 2, 0], [3, 3, 4]]
     assert targets.tolist() == [1, 0, 1]
+
+
+def test_sent140_holds_a_tenth_of_each_users_tweets_out(tmp_path):
+    users = np.repeat(["ann", "bob", "cid"], [30, 20, 10]).tolist()
+    rows = {"text": ["so good", "so bad"] * 30, "sentiment": [4, 0] * 30, "user": users}
+    datasets.Dataset.from_dict(rows).to_csv(tmp_path / "tweets.csv")
+    data = build_data(
+        ["--config", "sent140_lstm", "--data.path", "csv", "--data.data_files", str(tmp_path / "tweets.csv"),
+         "--data.revision", "null", "--data.num_clients", "2", "--data.cache_dir", str(tmp_path / "cache")]
+    )  # fmt: skip
+    # the two users with most tweets, 30 and 20
+    assert sorted(data.sizes.tolist()) == [18, 27]
+    assert sorted(len(part) for part in data.local_tests.parts) == [2, 3]
+    assert sum(len(targets) for _, targets in data.val_dataloader()) == 5
 
 
 def test_labels_that_skip_numbers_are_counted_from_0(tmp_path):

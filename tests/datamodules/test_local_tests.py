@@ -193,6 +193,20 @@ def test_held_out_share_is_taken_from_the_clients_own_samples():
     assert data.partition_hash != plain.partition_hash  # clients train on other samples: no run may be resumed across
 
 
+def test_without_a_test_set_what_is_held_out_is_the_test_set_of_all():
+    data = make(test=0, client_test=0.25, skew=RotationSkew(groups=4))
+    for loader in (data.test_dataloader(), data.val_dataloader()):
+        (batch,) = loader
+        expected = samples(data.local_tests.source, np.concatenate(data.local_tests.parts))
+        assert torch.equal(batch[0], expected[0])
+        assert torch.equal(batch[1], expected[1])
+
+
+def test_what_is_held_out_leaves_a_test_set_alone():
+    (batch,) = make(client_test=0.25).test_dataloader()
+    assert torch.equal(batch[0], pictures(40, seed=1)[0])
+
+
 def test_natural_clients_are_tested_on_their_own_test_samples():
     train, test = (TensorSource(*pictures(n), np.arange(n) % 5) for n in (80, 40))
     data = FederatedDataModule.from_dataset(train, test, partition=Natural())
