@@ -22,12 +22,16 @@ test: $(VENV)/.installed-dev
 	$(BIN)/mypy
 	$(BIN)/python -m pytest -m "not slow and not gpu"
 
-paper-fedrl paper-fedcd paper-cdfdm: paper-%: $(VENV)/.installed
+paper-fedrl paper-fedcd: paper-%: $(VENV)/.installed
 	$(BIN)/flightning compare --grid $* --out runs/paper-$*-$(BUDGET) --jobs $(JOBS) --data.root $(DATA) --budget $(BUDGET) $(OPTIONS)
 
 paper-rfedavg: $(VENV)/.installed
 	$(BIN)/flightning compare --grid rfedavg --out runs/paper-rfedavg-silo-$(BUDGET) --jobs $(JOBS) --data.root $(DATA) --budget $(BUDGET) $(OPTIONS)
 	$(BIN)/flightning compare --grid rfedavg_device --out runs/paper-rfedavg-device-$(BUDGET) --jobs $(JOBS) --data.root $(DATA) --budget $(BUDGET) $(OPTIONS)
+
+paper-cdfdm: $(VENV)/.installed
+	$(BIN)/flightning compare --grid cdfdm --out runs/paper-cdfdm-$(BUDGET) --jobs $(JOBS) --data.root $(DATA) --budget $(BUDGET) $(OPTIONS)
+	$(BIN)/flightning compare --grid cdfdm_local --out runs/paper-cdfdm-local-$(BUDGET) --jobs $(JOBS) --data.root $(DATA) --budget $(BUDGET) $(OPTIONS)
 
 clean:
 	rm -rf $(VENV) build *.egg-info

@@ -31,6 +31,7 @@ class Cell:
         arguments: What `flightning fit` is called with, besides its folder.
         settings: Everything that decides what is computed, by name.
         folder: The run's folder.
+        data: Name that the grid gives to its data; empty if it gives none.
     """
 
     model: str
@@ -39,6 +40,7 @@ class Cell:
     arguments: tuple[str, ...]
     settings: Mapping[str, str]
     folder: Path
+    data: str = ""
 
     @property
     def label(self) -> str:
@@ -59,12 +61,14 @@ def make_cells(grid: Grid, out: Path) -> list[Cell]:
     Raises:
         ConfigurationError: If two cells are the same, or a class is not known.
     """
-    for choices, place, package in ((grid.models, "model", "algorithms"), (grid.data, "data", "datamodules")):
-        _check_known([c.arguments[place] for c in choices], package)
+    dealt = [*grid.partitions, *(partition for data in grid.data for partition in data.partitions)]
+    _check_known([c.arguments["model"] for c in grid.models], "algorithms")
+    _check_known([c.arguments["data"] for c in grid.data], "datamodules")
+    _check_known([c.arguments["data.partition"] for c in dealt], "datamodules")
     _check_data_names(grid)
     data_sets: Sequence[Choice | None] = grid.data or [None]
     partitions: Sequence[Choice | None] = grid.partitions or [None]
-    settings = [(data, partition) for data in data_sets for partition in partitions]
+    settings = [(data, partition) for data in data_sets for partition in (data and data.partitions) or partitions]
     cells = []
     for seed in grid.seeds:
         for data, partition in settings:
@@ -73,10 +77,32 @@ def make_cells(grid: Grid, out: Path) -> list[Cell]:
                 chosen = dict(grid.shared)
                 for choice in (data, partition, model):
                     chosen.update(choice.arguments if choice is not None else {})
-                if data is not None:
-                    chosen.update(model.by_data.get(data.arguments["data"], {}))
-                cells.append(_cell(grid, out, model.label, setting, seed, chosen))
+                for name in _names(data) if data is not None else ():
+                    chosen.update(model.by_data.get(name, {}))
+                passed = _without(grid.passed, data.ignores if data is not None else ())
+                cell = _cell(grid.configs, passed, out, model.label, setting, seed, chosen)
+                cells.append(replace(cell, data=data.name if data is not None else ""))
     return _distinct(cells)
+
+
+def _names(data: Choice) -> tuple[str, ...]:
+    """What a method may call a data set: its class, or the name that the grid gives to it."""
+    return data.arguments["data"], data.name
+
+
+def _without(passed: Sequence[str], ignored: Sequence[str]) -> list[str]:
+    """Arguments but for some options and their values.
+
+    Example:
+        >>> _without(["--data.root", "/data", "--budget=0.5"], ["data.root"])
+        ['--budget=0.5']
+    """
+    kept, keeps = [], True
+    for word in passed:
+        if word.startswith("--"):
+            keeps = word[2:].partition("=")[0] not in ignored
+        kept += [word] if keeps else []
+    return kept
 
 
 def _check_known(names: Iterable[str], package: str) -> None:
@@ -90,7 +116,7 @@ def _check_known(names: Iterable[str], package: str) -> None:
 
 
 def _check_data_names(grid: Grid) -> None:
-    known = [c.arguments["data"] for c in grid.data]
+    known = [name for data in grid.data for name in _names(data) if name]
     for model in grid.models:
         for name in model.by_data:
             if name not in known:
@@ -100,15 +126,23 @@ def _check_data_names(grid: Grid) -> None:
                 )
 
 
-def _cell(grid: Grid, out: Path, model: str, setting: str, seed: int, chosen: Mapping[str, str]) -> Cell:
+def _cell(
+    configs: Sequence[str],
+    passed: Sequence[str],
+    out: Path,
+    model: str,
+    setting: str,
+    seed: int,
+    chosen: Mapping[str, str],
+) -> Cell:
     # a class before its arguments
     ordered = sorted(chosen.items(), key=lambda item: item[0].count("."))
-    arguments = [f"--config={path}" for path in grid.configs]
+    arguments = [f"--config={path}" for path in configs]
     arguments += [f"--{key}={value}" for key, value in ordered]
-    arguments += [*grid.passed, f"--seed_everything={seed}"]
+    arguments += [*passed, f"--seed_everything={seed}"]
     folder = out.joinpath(*(_slug(part) for part in (setting, model) if part), f"seed_{seed}")
-    settings = {f"config {i}": _content(path) for i, path in enumerate(grid.configs)}
-    settings |= {key: value for key, value in chosen.items() if _decides(key)} | _decisive(grid.passed)
+    settings = {f"config {i}": _content(path) for i, path in enumerate(configs)}
+    settings |= {key: value for key, value in chosen.items() if _decides(key)} | _decisive(passed)
     return Cell(model, setting, seed, tuple(arguments), {**settings, "seed": str(seed)}, folder)
 
 

@@ -49,9 +49,11 @@ def check_data(cells: Sequence[Cell], nurseries: Nurseries, threads: int) -> lis
         first.setdefault(tuple(_without_partition_and_seed(data_arguments(cell.arguments))), cell)
     programs = [data_arguments(cell.arguments) for cell in first.values()]
     found = [ask(nurseries, "flightning.compare.check_data", arguments, threads)[0] for arguments in programs]
-    missing = [said["missing"] for said in found if "missing" in said]
+    missing = {said["missing"]: cell for said, cell in zip(found, first.values(), strict=True) if "missing" in said}
     if missing:
-        rest = " Or leave these cells out with `--without`." if len(found) > len(missing) else ""
+        names = dict.fromkeys(cell.data or cell.settings.get("data", "") for cell in missing.values())
+        is_part = any("missing" not in said for said in found)
+        rest = f" Or leave these cells out with `--without {' '.join(names)}`." if is_part else ""
         raise DataNotFoundError(f"nothing was started. {' '.join(missing)}{rest}")
     return [said["origin"] for said in found if said.get("origin")]
 

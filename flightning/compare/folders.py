@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import secrets
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Literal
 
@@ -28,12 +28,14 @@ class CellRecord:
         threads: Threads of the run, which a resumed run keeps because results depend on them; 0 leaves them alone.
         wandb_id: Id of the run in W&B, so that a resumed run goes on there.
         label: Label of the method, by which a report tells methods apart that differ in nothing else.
+        data: Name that the grid gives to the data; empty if it gives none.
     """
 
     settings: dict[str, str]
     threads: int
     wandb_id: str
     label: str = ""
+    data: str = ""
 
 
 def find_state(cell: Cell) -> Found:
@@ -84,7 +86,7 @@ def prepare(cell: Cell, state: Found, threads: int) -> CellRecord:
     """
     record = _read_record(cell.folder)
     if record is None:
-        record = CellRecord(dict(cell.settings), threads, secrets.token_hex(4), cell.model)
+        record = CellRecord(dict(cell.settings), threads, secrets.token_hex(4), cell.model, cell.data)
         cell.folder.mkdir(parents=True, exist_ok=True)
         temporary = cell.folder / ".cell.json.tmp"
         temporary.write_text(json.dumps(vars(record), indent=2) + "\n")
@@ -106,9 +108,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 def _read_record(folder: Path) -> CellRecord | None:
     content = read_json(folder / "cell.json")
-    if not content:
-        return None
-    return CellRecord(content["settings"], content["threads"], content["wandb_id"], content.get("label", ""))
+    return CellRecord(**{f.name: content[f.name] for f in fields(CellRecord) if f.name in content}) if content else None
 
 
 def _differences(before: dict[str, str], now: dict[str, str]) -> str:

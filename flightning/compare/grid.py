@@ -20,6 +20,13 @@ __all__ = ["Choice", "Grid", "flat", "known_classes", "parse_choice", "read_grid
 KEYS = ("config", "with", "models", "data", "partitions", "seeds", "report")
 """What a grid file may say."""
 
+BESIDE = {
+    "model": ("with", "for", "as"),
+    "data": ("with", "as", "partitions", "ignores"),
+    "data.partition": ("with", "as"),
+}
+"""What may stand beside the name of an entry, by where its class stands in the configuration."""
+
 
 @dataclass(frozen=True)
 class Choice:
@@ -29,11 +36,17 @@ class Choice:
         label: What people see, such as ``FedProx(mu=0.1)``.
         arguments: Arguments of `flightning fit`, by their dotted names.
         by_data: More of them for single data sets, by the name of the data set.
+        partitions: The partitions of a data set in place of those of the grid.
+        ignores: Options that are passed on to every cell but those of this data set, such as ``data.root``.
+        name: The label, if it was given.
     """
 
     label: str
     arguments: Mapping[str, str]
     by_data: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    partitions: Sequence[Choice] = ()
+    ignores: Sequence[str] = ()
+    name: str = ""
 
 
 @dataclass(frozen=True)
@@ -80,8 +93,9 @@ def parse_choice(entry: Any, place: str) -> Choice:
 
     Args:
         entry: A class name; ``{name: arguments}``; or a class name with arguments in one word (``FedProx:mu=0.1``).
-            Beside the name, ``with`` gives other parts of the configuration, and ``for`` other arguments for single
-            data sets.
+            Beside the name, ``with`` gives other parts of the configuration and ``as`` a label; a method may have
+            other arguments ``for`` single data sets; data may have their own ``partitions``, and name options of the
+            command line that they ``ignores``.
         place: Where the class stands in the configuration, such as ``model`` or ``data.partition``.
 
     Returns:
@@ -102,7 +116,7 @@ def parse_choice(entry: Any, place: str) -> Choice:
     if isinstance(entry, str):
         name, _, rest = entry.partition(":")
         entry = {name: dict(_assignment(part, entry) for part in rest.split(",")) if rest else {}}
-    named = [key for key in entry if key not in ("with", "for")] if isinstance(entry, Mapping) else []
+    named = [key for key in entry if key not in BESIDE[place]] if isinstance(entry, Mapping) else []
     parts = [entry[key] or {} for key in (*named, "with", "for") if key in entry] if len(named) == 1 else []
     parts += [p for part in parts[-1:] if isinstance(part, Mapping) and "for" in entry for p in part.values()]
     if not parts or not all(isinstance(part, Mapping) for part in parts):
@@ -113,11 +127,14 @@ def parse_choice(entry: Any, place: str) -> Choice:
     name = str(named[0])
     own = flat(entry[named[0]] or {}, place)
     text = ", ".join(f"{key.removeprefix(place + '.')}={value}" for key, value in own.items())
-    short = name.rpartition(".")[2]
+    short, given = name.rpartition(".")[2], str(entry.get("as") or "")
     return Choice(
-        (f"{short}({text})" if text else short) + _added_callbacks(entry.get("with") or {}),
+        given or (f"{short}({text})" if text else short) + _added_callbacks(entry.get("with") or {}),
         {place: name, **own, **flat(entry.get("with") or {})},
         {data: flat(arguments, place) for data, arguments in (entry.get("for") or {}).items()},
+        tuple(parse_choice(part, "data.partition") for part in entry.get("partitions") or ()),
+        tuple(entry.get("ignores") or ()),
+        given,
     )
 
 

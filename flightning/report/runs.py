@@ -197,10 +197,11 @@ def read_run(path: Path) -> Run:
     keys = sorted({key for row in table.values() for key in row})
     flat = flatten(config)
     data, partition = data_and_partition(summary, config)
+    cell = load_mapping(folder / "cell.json", problems)
     return Run(
         folder=folder,
         model=str(summary.get("model") or class_name(config.get("model", config.get("_class_path"))) or folder.name),
-        data=data,
+        data=str(cell.get("data") or data),
         partition=partition,
         partition_hash=str(summary.get("partition_hash") or ""),
         seed=_seed(summary.get("seed", config.get("seed_everything"))),
@@ -210,7 +211,7 @@ def read_run(path: Path) -> Run:
         metrics={k: np.array([table[int(r)].get(k, np.nan) for r in rounds], dtype=np.float64) for k in keys},
         finished=summary.get("finished") is not False,
         notice=str(summary.get("notice") or ""),
-        label=str(load_mapping(folder / "cell.json", problems).get("label") or ""),
+        label=str(cell.get("label") or ""),
         picture=picture if picture is not None and picture.is_file() else None,
         broken=broken,
         problems=tuple(problems),

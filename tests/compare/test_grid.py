@@ -135,6 +135,30 @@ def test_arguments_for_single_data_sets(config, tmp_path):
         make_cells(wrong, tmp_path)
 
 
+def test_data_may_have_a_name_partitions_of_their_own_and_options_that_they_ignore(config, tmp_path):
+    data = [
+        parse_choice("MNIST", "data"),
+        parse_choice(
+            {"HuggingFace": {"path": "x"}, "as": "Sent140", "partitions": ["IID"], "ignores": ["data.root"]}, "data"
+        ),
+    ]
+    models = [parse_choice({"FedProx": {}, "for": {"Sent140": {"mu": 0.01}}}, "model")]
+    partitions = [parse_choice({"Dirichlet": {"alpha": 1}}, "data.partition")]
+    grid = Grid([config], models, data, partitions, passed=["--data.root", "/data", "--budget=0.5"])
+    first, second = make_cells(grid, tmp_path)
+    assert (first.setting, second.setting) == ("MNIST, Dirichlet(alpha=1)", "Sent140, IID")
+    assert "--data.root" in first.arguments
+    assert not {"--data.root", "/data"} & set(second.arguments)
+    assert {"--model.mu=0.01", "--budget=0.5"} <= set(second.arguments)
+    assert second.data == "Sent140"
+
+
+def test_a_partition_that_is_unknown_is_refused_before_anything_runs(config, tmp_path):
+    grid = grid_of(config, partitions=[parse_choice("Dirichelt", "data.partition")])
+    with pytest.raises(ConfigurationError, match="`Dirichelt` is no class that flightning knows"):
+        make_cells(grid, tmp_path)
+
+
 def test_what_all_cells_share_comes_last(config, tmp_path):
     grid = grid_of(config, ["FedProx:mu=1"], shared={"model.mu": "3", "trainer.max_epochs": "5"})
     (cell,) = make_cells(grid, tmp_path)
@@ -247,7 +271,9 @@ def test_a_word_that_stands_alone_is_refused(config):
         make_grid(options(config=[config], models=["FedAvg"]), ["FedRL"])
 
 
-@pytest.mark.parametrize("name", ["fashion", "fashion_checks", "fedrl", "rfedavg", "rfedavg_device", "fedcd", "cdfdm"])
+@pytest.mark.parametrize(
+    "name", ["fashion", "fashion_checks", "fedrl", "rfedavg", "rfedavg_device", "fedcd", "cdfdm", "cdfdm_local"]
+)
 def test_packaged_grids_make_cells(name, tmp_path):
     grid = make_grid(options(grid=name), [])
     assert len(make_cells(grid, tmp_path)) >= 6

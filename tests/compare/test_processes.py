@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.programs import ROOT
+
 QUICK = ["--federation.local_epochs", "1", "--federation.participation", "0.5", "--trainer.max_epochs", "2"]
 GATED = [*QUICK[:-1], "4", "--trainer.callbacks+=gate.Gate"]
 GATE = """
@@ -30,7 +32,7 @@ PATIENCE = 300
 
 def start(folder, *arguments):
     command = [sys.executable, "-m", "flightning", "compare", "--config", "quickstart", "--out", "out", *arguments]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(folder)}
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join([str(folder), str(ROOT)])}
     return subprocess.Popen(
         command, cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
@@ -151,7 +153,7 @@ def test_missing_data_are_refused_before_anything_runs(tmp_path):
     code, out, err = compare(tmp_path, "--grid", "grid.yaml", *QUICK)
     assert code == 2, err
     assert "nothing was started. `MNIST` cannot be read from `root='nowhere'`" in err
-    assert err.rstrip().endswith("Or leave these cells out with `--without`.")
+    assert err.rstrip().endswith("Or leave these cells out with `--without MNIST`.")
     assert "starting" not in out
     assert not (tmp_path / "out" / "digits").exists()
 

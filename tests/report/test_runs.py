@@ -133,6 +133,12 @@ def test_seed_of_everything_tells_runs_apart_where_the_seed_of_the_data_is_fixed
     assert [r.seed for r in read_runs([tmp_path])[0]] == [0, 1]
 
 
+def test_data_have_the_name_that_their_grid_gives_to_them(tmp_path):
+    folder = write_run(tmp_path / "a", data="HuggingFace")
+    (folder / "cell.json").write_text('{"data": "Sent140"}')
+    assert read_run(folder).data == "Sent140"
+
+
 def test_half_written_summary_is_passed_over_and_said(tmp_path):
     folder = write_run(tmp_path / "run")
     (folder / "summary.json").write_text(json.dumps({"model": "FedAvg"})[:-4])
