@@ -11,6 +11,7 @@ from typing import Any, Literal
 from lightning.fabric.plugins import TorchCheckpointIO
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.utilities import rank_zero_info
+from lightning.pytorch.utilities.exceptions import SIGTERMException
 
 from flightning.algorithms.base import FederatedMixin
 from flightning.callbacks.checks import check_datamodule, check_module, check_optimizers, check_tokens, check_trainer
@@ -20,7 +21,7 @@ from flightning.callbacks.planning import Planner
 from flightning.callbacks.record import RoundRecord
 from flightning.callbacks.round_checkpoints import RoundCheckpoints
 from flightning.callbacks.rounds import Round
-from flightning.callbacks.stopping import report_stop
+from flightning.callbacks.stopping import explain_failures, report_stop
 from flightning.callbacks.wiring import connect_processes, spread_client_states, store_client_states
 from flightning.checkpoint_io import AtomicCheckpointIO
 from flightning.datamodules.base import FederatedDataModule
@@ -158,6 +159,7 @@ class Federation(RoundCheckpoints):
         if stage != "fit":
             return
         check_trainer(trainer)
+        explain_failures(trainer, lambda: self._watch)
         if self.channels_last is not None:
             arrange_convolutions(self._module, self.channels_last)
         if self._module.pools_data and self._data.num_clients > 1:
@@ -210,7 +212,7 @@ class Federation(RoundCheckpoints):
         self._processes.wait()
         self._module.client_states.start(self._processes.rank == 0)
         if self._processes.count > 1:
-            self._watch = Watch(self._processes, trainer)
+            self._watch = Watch(self._processes, trainer, lambda: report_stop(trainer, SIGTERMException()))
             self._watch.start()
         self._module.start_federation(self._data.num_clients, self.buffers)
         if spread_client_states(self._module, self._processes, self.keeps_optimizer) | self._planner.refresh():
@@ -279,8 +281,6 @@ class Federation(RoundCheckpoints):
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         """Leave the global weights in the module, and say what has ended the run and how it goes on."""
-        if self._watch is not None and isinstance(exception, RuntimeError):
-            self._watch.report(patience=2.0)
         if self._round is not None and not has_lost_process():
             report_stop(trainer, exception)
         self._stop_watching()

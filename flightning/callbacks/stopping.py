@@ -1,15 +1,40 @@
-"""Stop a run on request: Ctrl-C and SIGTERM."""
+"""What ends a run before its last round: Ctrl-C, SIGTERM, and processes that are gone."""
 
 from __future__ import annotations
 
 import signal
 import sys
+from collections.abc import Callable
 
 from lightning.pytorch import Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 
-__all__ = ["report_stop"]
+from flightning.strategies.watch import Watch
+
+__all__ = ["explain_failures", "report_stop"]
+
+
+def explain_failures(trainer: Trainer, watch: Callable[[], Watch | None]) -> None:
+    """Find out why an exchange fails: a process is gone, or SIGTERM has ended it.
+
+    Args:
+        trainer: The Trainer whose next fit is meant.
+        watch: Tells who looks after the processes.
+    """
+    loop = trainer.fit_loop
+
+    def run() -> None:
+        try:
+            type(loop).run(loop)
+        except RuntimeError as error:
+            if (current := watch()) is not None:
+                current.report(patience=2.0)
+            if trainer.received_sigterm:
+                raise SIGTERMException from error
+            raise
+
+    loop.run = run  # type: ignore[method-assign]
 
 
 def report_stop(trainer: Trainer, exception: BaseException) -> None:

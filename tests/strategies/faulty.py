@@ -21,21 +21,21 @@ ROUNDS = 4
 
 
 class Pause(Callback):
-    """In one round, after the first local step, say so and wait: for a signal, or for ever."""
+    """In one round, after the first local step, say so; these ranks wait: for a signal, or for ever."""
 
-    def __init__(self, folder, round_index):
-        self.folder, self.round_index = Path(folder), round_index
+    def __init__(self, folder, round_index, ranks):
+        self.folder, self.round_index, self.ranks = Path(folder), round_index, ranks
 
     def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
         if trainer.current_epoch == self.round_index and batch_idx == 0:
             ready = self.folder / f"ready-{trainer.global_rank}"
             ready.with_suffix(".tmp").write_text(str(os.getpid()))
             ready.with_suffix(".tmp").rename(ready)
-            while not trainer.received_sigterm:
+            while trainer.global_rank in self.ranks and not trainer.received_sigterm:
                 time.sleep(0.02)
 
 
-def main(folder, pause=None, name="SCAFFOLD", federation=None, resume=False, **options):
+def main(folder, pause=None, waiting=(0, 1), name="SCAFFOLD", federation=None, resume=False, **options):
     torch.set_num_threads(1)
     warnings.filterwarnings("ignore")
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
@@ -44,7 +44,7 @@ def main(folder, pause=None, name="SCAFFOLD", federation=None, resume=False, **o
         name,
         ROUNDS,
         federation={"state_dir": str(folder / "states"), **(federation or {})},
-        callbacks=[LastCheckpoint(folder), *([] if pause is None else [Pause(folder, pause)])],
+        callbacks=[LastCheckpoint(folder), *([] if pause is None else [Pause(folder, pause, waiting)])],
         ckpt_path=str(folder / "last.ckpt") if resume else None,
         enable_checkpointing=True,
         **options,

@@ -132,6 +132,19 @@ def test_sigterm_stops_all_processes(tmp_path, layout):
     assert torch.load(tmp_path / "last.ckpt", weights_only=False)["epoch"] == 1
 
 
+@pytest.mark.parametrize("to_all", [False, True])
+def test_sigterm_ends_a_process_that_waits_in_an_exchange(tmp_path, to_all):
+    process = start(tmp_path, pause=2, waiting=[1], **PAIR)
+    pids = [ready(tmp_path, process, rank) for rank in range(2)]
+    time.sleep(1)  # the first process has few batches left
+    for pid in pids if to_all else pids[:1]:
+        os.kill(pid, signal.SIGTERM)
+    code, text = ended(process, tmp_path)
+    assert code == 128 + signal.SIGTERM
+    assert "stopped by SIGTERM in round 3: " in text
+    assert "Traceback" not in text
+
+
 def test_ctrl_c_stops_all_processes(tmp_path, whole):
     process = start(tmp_path, pause=2, **PAIR)
     for rank in range(2):
