@@ -41,12 +41,17 @@ class RoundCheckpoints(Callback):
             raise RuntimeError("a batch came outside of a round")
         return self._round
 
+    @property
+    def setup_bytes(self) -> float:
+        """What the algorithm sends once, as part of the first round."""
+        is_first = self._round is not None and self._round.plan.round_index == 0
+        return float(self._module.setup_bytes) if is_first else 0.0
+
     def finished_metrics(self) -> dict[str, float]:
         """What is logged for the round that has just ended; its clocks stop at the first call."""
         if self._finished is None:
-            setup_bytes = float(self._module.setup_bytes) if self._current.plan.round_index == 0 else 0.0
             own = self._module.round_metrics
-            self._finished = {**self.record.metrics(), "round/setup_bytes": setup_bytes, **own}
+            self._finished = {**self.record.metrics(), "round/setup_bytes": self.setup_bytes, **own}
             own.clear()
         return self._finished
 

@@ -23,9 +23,9 @@ class RoundLogging(Callback):
     These are the numbers, the picture and the table of the partition, and where there is a skew how far it shifts the
     inputs, the share of labels that it changes and samples as the clients see them.
 
-    ``total/bytes`` (up and down) and ``total/seconds`` of all rounds so far are logged beside every accuracy, so that a
-    chart can have them as x axis in place of the round. In W&B every chart begins with the round, and the summary shows
-    the best accuracy, its round and the totals.
+    ``total/bytes`` (up, down and what is sent once) and ``total/seconds`` of all rounds so far are logged beside every
+    accuracy, so that a chart can have them as x axis in place of the round. In W&B every chart begins with the round,
+    and the summary shows the best accuracy, its round and the totals.
     """
 
     def __init__(self) -> None:
@@ -58,7 +58,9 @@ class RoundLogging(Callback):
     def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Log the totals into the row of the accuracy."""
         if not trainer.sanity_checking and trainer.state.fn == "fit":
-            log_numbers(pl_module, self._totals_with(_federation(trainer).record.metrics()))
+            federation = _federation(trainer)
+            so_far = {**federation.record.metrics(), "round/setup_bytes": federation.setup_bytes}
+            log_numbers(pl_module, self._totals_with(so_far))
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Log the cohort, and keep W&B's summary up to date."""
@@ -86,7 +88,7 @@ class RoundLogging(Callback):
         self._best, self._totals = state_dict["best"], state_dict["totals"]
 
     def _totals_with(self, metrics: dict[str, float]) -> dict[str, float]:
-        sent = metrics["round/bytes_up"] + metrics["round/bytes_down"]
+        sent = sum(metrics[f"round/{part}"] for part in ("bytes_up", "bytes_down", "setup_bytes"))
         return {
             "total/bytes": self._totals["total/bytes"] + sent,
             "total/seconds": self._totals["total/seconds"] + metrics["round/seconds"],

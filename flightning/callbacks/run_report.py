@@ -89,10 +89,12 @@ class RunReport(Callback):
         rows, data = self._rows(trainer), trainer.datamodule  # type: ignore[attr-defined]
         scores = {r: float(row[self.metric]) for r, row in rows.items() if self.metric in row}
         best = max(scores, key=lambda r: scores[r], default=None)
+        # a step after training, such as `CCVR`, logs what it sends beside the last round
         totals = {
-            key: sum(float(row.get(f"round/{key}", 0.0)) for row in rows.values())
-            for key in ("bytes_up", "bytes_down", "seconds", "bad_updates")
+            key: sum(float(row.get(f"{part}/{key}", 0.0)) for row in rows.values() for part in ("round", "ccvr"))
+            for key in ("bytes_up", "bytes_down", "setup_bytes", "seconds", "bad_updates")
         }
+        calibrated = [float(row["ccvr/accuracy"]) for row in rows.values() if "ccvr/accuracy" in row]
         summary = {
             "model": type(module).__name__,
             "data": type(data).__name__,
@@ -107,6 +109,7 @@ class RunReport(Callback):
             "best_accuracy": None if best is None else scores[best],
             "best_round": best,
             "final_accuracy": scores[max(scores)] if scores else None,
+            **({"ccvr_accuracy": calibrated[-1]} if calibrated else {}),
             **totals,
             "finished": finished,
             **({"notice": self.notice} if self.notice else {}),
@@ -121,17 +124,20 @@ class RunReport(Callback):
         from rich.table import Table
 
         table = Table(title=f"{summary['model']} on {summary['data']}", title_justify="left")
-        for column in ("best accuracy", "at round", "rounds", "bytes up", "bytes down", "seconds"):
-            table.add_column(column, justify="right")
         best = summary["best_accuracy"]
-        table.add_row(
-            "-" if best is None else f"{100 * best:.2f} %",
-            str(summary["best_round"] or "-"),
-            str(summary["rounds"]),
-            format_bytes(summary["bytes_up"]),
-            format_bytes(summary["bytes_down"]),
-            f"{summary['seconds']:.1f}",
-        )
+        cells = {
+            "best accuracy": "-" if best is None else f"{100 * best:.2f} %",
+            "at round": str(summary["best_round"] or "-"),
+            **({"after CCVR": f"{100 * summary['ccvr_accuracy']:.2f} %"} if "ccvr_accuracy" in summary else {}),
+            "rounds": str(summary["rounds"]),
+            "bytes up": format_bytes(summary["bytes_up"]),
+            "bytes down": format_bytes(summary["bytes_down"]),
+            **({"bytes once": format_bytes(summary["setup_bytes"])} if summary["setup_bytes"] else {}),
+            "seconds": f"{summary['seconds']:.1f}",
+        }
+        for column in cells:
+            table.add_column(column, justify="right")
+        table.add_row(*cells.values())
         console = Console()
         console.print(table)
         if self.notice:

@@ -25,7 +25,7 @@ FloatArray = npt.NDArray[np.float64]
 KEYS = frozenset(
     ["val/accuracy", "val/accuracy_std"]
     + [f"round/{name}" for name in ("clients", "bytes_up", "bytes_down", "setup_bytes", "seconds", "seconds_training")]
-    + [f"round/extra_bytes_{way}" for way in ("up", "down")]
+    + [f"{part}_{way}" for part in ("round/extra_bytes", "ccvr/bytes") for way in ("up", "down")]
     + [f"clients/{name}" for name in ("accuracy_mean", "accuracy_std", "accuracy_worst10", "accuracy_best10", "jain")]
 )
 """The logged keys that a report uses; every other column is passed over unread."""

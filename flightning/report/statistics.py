@@ -109,10 +109,14 @@ def reached(run: Run, target: float) -> int | None:
 
 
 def traffic(run: Run) -> FloatArray:
-    """Bytes of each round, up and down, all clients, one-off bytes in the round that logged them; NaN if unknown."""
+    """Bytes of each round, up and down, all clients, one-off bytes in the round that logged them; NaN if unknown.
+
+    One-off bytes are those of the set-up and of CCVR.
+    """
     both = [run.logged("round/bytes_up"), run.logged("round/bytes_down")]
     unknown = np.isnan(both).all(axis=0)
-    total = np.nansum([*both, run.logged("round/setup_bytes")], axis=0)
+    once = [run.logged(key) for key in ("round/setup_bytes", "ccvr/bytes_up", "ccvr/bytes_down")]
+    total = np.nansum([*both, *once], axis=0)
     return np.where(unknown, np.nan, total)
 
 

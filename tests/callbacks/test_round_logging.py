@@ -6,12 +6,12 @@ import time
 import pytest
 from lightning.pytorch.loggers import WandbLogger
 
-from flightning.algorithms import FedAvg
+from flightning.algorithms import VHL, FedAvg
 from flightning.callbacks import Drift, Federation, LastCheckpoint, RoundLogging, RunReport
 from flightning.loggers import RoundCSVLogger, name_wandb_run
 from flightning.report.runs import read_run, read_runs
 from flightning.report.wandb_log import records
-from tests.classification import make_data, make_module
+from tests.classification import RoundMemory, make_data, make_module
 from tests.problems import fit, make_trainer
 
 wandb = pytest.importorskip("wandb")
@@ -116,6 +116,26 @@ def test_names_that_were_given_stay(clean):
     assert logger._wandb_init["name"] == "own"
     assert logger._wandb_init.get("group") is None  # W&B takes it from the environment
     assert logger._wandb_init["job_type"] == "FedAvg"
+
+
+def test_totals_begin_with_what_is_sent_once(tmp_path):
+    logger = RoundCSVLogger(tmp_path)
+    fit(make_module(VHL), make_data(), 2, Federation(), [RoundLogging()], logger=logger)
+    parts = ("bytes_up", "bytes_down", "setup_bytes")
+    sent = [sum(logger.rows[r][f"round/{part}"] for part in parts) for r in (1, 2)]
+    assert logger.rows[1]["round/setup_bytes"] > 0
+    assert [logger.rows[r]["total/bytes"] for r in (1, 2)] == [sent[0], sum(sent)]
+
+
+def test_a_total_beside_an_accuracy_has_what_is_sent_once():
+    memory = RoundMemory()
+    seen = []
+    log = memory.log_metrics
+    memory.log_metrics = lambda metrics, step=None: (seen.append(dict(metrics)), log(metrics, step))
+    fit(make_module(VHL), make_data(), 1, Federation(), [RoundLogging()], logger=memory)
+    beside = next(metrics["total/bytes"] for metrics in seen if "val/accuracy" in metrics)
+    assert beside == memory.rounds[1]["total/bytes"]
+    assert memory.rounds[1]["round/setup_bytes"] > 0
 
 
 def test_totals_go_on_where_a_run_was_resumed(tmp_path):

@@ -2,8 +2,8 @@ import json
 
 import pytest
 
-from flightning.algorithms import Centralized, FedAvg
-from flightning.callbacks import Federation, RoundLogging, RunReport, run_report
+from flightning.algorithms import VHL, Centralized, FedAvg
+from flightning.callbacks import CCVR, Federation, RoundLogging, RunReport, run_report
 from flightning.callbacks.run_report import format_bytes
 from flightning.errors import ConfigurationError
 from flightning.loggers import RoundCSVLogger
@@ -14,7 +14,7 @@ PNG = b"\x89PNG\r\n\x1a\n"
 
 
 def run(folder, rounds=3, module=None, **kwargs):
-    callbacks = [RoundLogging(), RunReport(folder)]
+    callbacks = [*kwargs.pop("callbacks", ()), RoundLogging(), RunReport(folder)]
     module = module or make_module(FedAvg)
     data = kwargs.pop("data", None) or make_data()
     fit(module, data, rounds, Federation(seed=4), callbacks, logger=RoundCSVLogger(folder), **kwargs)
@@ -40,6 +40,43 @@ def test_summary_and_pictures(tmp_path, capsys):
     shown = capsys.readouterr().out
     assert "best accuracy" in shown
     assert f"The run lies in {tmp_path}" in shown.replace("\n", "")
+
+
+@pytest.fixture
+def wide(monkeypatch):
+    """A terminal in which no title is wrapped."""
+    monkeypatch.setenv("COLUMNS", "120")
+
+
+def shown_cells(text):
+    """Column titles and cells of the printed table."""
+    titles, row = (line for line in text.splitlines() if line.startswith(("┃", "│")))
+    return dict(zip(*([cell.strip() for cell in line[1:-1].split(line[0])] for line in (titles, row)), strict=True))
+
+
+def test_bytes_sent_once_have_their_own_place(tmp_path, capsys, wide):
+    summary = run(tmp_path, rounds=2, module=make_module(VHL, virtual_per_class=7))
+    assert summary["setup_bytes"] == 3 * 3 * 7 * (4 * 4 + 8)  # clients, classes, samples of 4 floats and a label
+    assert shown_cells(capsys.readouterr().out)["bytes once"] == "1.5 kB"
+
+
+def test_without_bytes_sent_once_there_is_no_column_for_them(tmp_path, capsys, wide):
+    assert run(tmp_path, rounds=1)["setup_bytes"] == 0
+    assert "bytes once" not in shown_cells(capsys.readouterr().out)
+
+
+def test_ccvr_is_part_of_the_summary(tmp_path, capsys, wide):
+    plain = run(tmp_path / "plain")
+    summary = run(tmp_path / "ccvr", callbacks=[CCVR()])
+    rows = RoundCSVLogger(tmp_path / "ccvr")
+    rows._open()
+    last = rows.rows[3]
+    assert summary["ccvr_accuracy"] == last["ccvr/accuracy"]
+    for way in ("up", "down"):
+        assert summary[f"bytes_{way}"] == plain[f"bytes_{way}"] + last[f"ccvr/bytes_{way}"]
+    assert "ccvr_accuracy" not in plain
+    cells = shown_cells(capsys.readouterr().out.rpartition("FedAvg on")[2])
+    assert cells["after CCVR"] == f"{100 * summary['ccvr_accuracy']:.2f} %"
 
 
 def test_an_interrupted_run_can_be_read_too(tmp_path):

@@ -63,6 +63,12 @@ def test_traffic_adds_both_ways_and_one_off_bytes(tmp_path):
     assert cumulative(traffic(run))[-1] == 60 * BYTES + 1000
 
 
+def test_traffic_has_what_ccvr_sends_after_the_last_round(tmp_path):
+    sent = {"ccvr/bytes_up": ("", "", 500), "ccvr/bytes_down": ("", "", 30)}
+    run = read_run(write_run(tmp_path / "run", clients=10, columns=sent))
+    assert traffic(run).tolist() == [20 * BYTES, 20 * BYTES, 20 * BYTES + 530]
+
+
 def test_unknown_rounds_do_not_break_a_running_total():
     assert cumulative(np.array([1.0, np.nan, 2.0])).tolist() == [1.0, 1.0, 3.0]
     assert np.isnan(cumulative(np.array([np.nan, np.nan]))).all()
