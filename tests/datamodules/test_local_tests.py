@@ -409,6 +409,13 @@ def test_a_file_of_an_older_version_knows_the_labels_only(tmp_path):
     assert other.partition_hash == data.partition_hash
 
 
+def test_a_partition_without_the_samples_that_a_method_gives_to_the_server_is_refused(tmp_path):
+    path = make().save_partition(tmp_path / "split.npz")
+    data = make(num_clients=None, partition=FromFile(str(path)))
+    with pytest.raises(PartitionError, match=r"here are 64, .*with the same `data\.shared_fraction`"):
+        data.share(0.2)
+
+
 def test_heterogeneity_counts_what_the_clients_hold():
     data = make(partition=ClassesPerClient(classes=1))
     assert data.heterogeneity().emd == pytest.approx(2 * (1 - 1 / 4))

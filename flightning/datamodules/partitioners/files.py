@@ -164,8 +164,10 @@ def load_partition(path: str | Path, labels: npt.NDArray[np.int64]) -> list[npt.
     saved = read_partition(path)
     found = labels_hash(labels)
     if saved.labels_hash != found:
+        held_back = ", with the same `data.shared_fraction` and `data.val_fraction`"
         raise PartitionError(
             f"`{path}` was made for other data ({saved.num_samples} labels, hash {saved.labels_hash[:12]}; here are "
-            f"{len(labels)}, hash {found[:12]}): load the data set it was made for, or make a new partition."
+            f"{len(labels)}, hash {found[:12]}): load the data set it was made for"
+            f"{held_back if len(labels) != saved.num_samples else ''}, or make a new partition."
         )
     return saved.parts
