@@ -190,14 +190,17 @@ def run(argv: list[str]) -> int:
     parser = argparse.ArgumentParser(
         prog="flightning dashboard", description="Create a W&B workspace for what flightning logs."
     )
-    parser.add_argument("--entity", required=True, help="user or team in W&B")
-    parser.add_argument("--project", required=True, help="project in W&B")
+    parser.add_argument("--entity", help="user or team in W&B")
+    parser.add_argument("--project", help="project in W&B")
     parser.add_argument("--name", default="flightning", help="name of the dashboard (%(default)s)")
     parser.add_argument("--dry-run", action="store_true", help="print it without an account")
     options = parser.parse_args(argv)
     if options.dry_run:
-        print(yaml.safe_dump(definition(options.entity, options.project, options.name), sort_keys=False), end="")
+        places = options.entity or "my-team", options.project or "my-project"
+        print(yaml.safe_dump(definition(*places, options.name), sort_keys=False), end="")
         return 0
+    if not (options.entity and options.project):
+        parser.error("a dashboard needs a place: give `--entity` and `--project`, or see it with `--dry-run`.")
     try:
         print(create(options.entity, options.project, options.name))
     except FlightningError as error:

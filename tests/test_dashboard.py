@@ -65,6 +65,17 @@ def test_it_is_printed_without_an_account(capsys):
     assert [p["x"] for p in panels if p["y"] == ["val/accuracy"]] == ["round", "total/bytes", "total/seconds"]
 
 
+def test_it_is_printed_without_a_place(capsys):
+    assert run(["--dry-run"]) == 0
+    assert "project: my-project" in capsys.readouterr().out
+
+
+def test_it_is_not_created_without_a_place(capsys):
+    with pytest.raises(SystemExit):
+        run(["--entity", "me"])
+    assert "give `--entity` and `--project`, or see it with `--dry-run`" in capsys.readouterr().err
+
+
 def test_its_metrics_are_those_that_are_logged():
     shown = {m for section in SECTIONS for panel in section.panels for m in panel.metrics}
     assert {m for m in shown if m.startswith("clients/")} <= KEYS

@@ -58,8 +58,7 @@ class RunReport(Callback):
             return
         ensure_writable(self.folder)
         data = trainer.datamodule  # type: ignore[attr-defined]
-        title = f"{type(pl_module).__name__} on {type(data).__name__}, {describe(data)}"
-        self._view = View.of(title, data)
+        self._view = View.of(f"{type(data).__name__}, {describe(data)}, seed {data.seed}", data)
         for name, figure in view_figures(self._view).items():
             save_figure(figure, self.folder / f"{name}.png")
 
@@ -79,7 +78,8 @@ class RunReport(Callback):
         if not trainer.is_global_zero or not rows:
             return
         summary = self._write_summary(trainer, pl_module, finished=True)
-        save_figure(learning_curve_figure(rows, self._view.title), self.folder / "learning_curve.png")
+        title = f"{summary['model']} on {self._view.title}"
+        save_figure(learning_curve_figure(rows, title), self.folder / "learning_curve.png")
         self._print(summary)
 
     def _rows(self, trainer: Trainer) -> dict[int, dict[str, Any]]:

@@ -63,6 +63,11 @@ class Comparison:
         """Runs of a method in a setting, possibly none."""
         return self.runs.get((setting, method), ())
 
+    def pictured(self, setting: str) -> Run | None:
+        """First run of a setting that has a picture of the partition."""
+        runs = (r for m in self.methods for r in self.of(setting, m) if r.picture is not None)
+        return next(runs, None)
+
 
 def arrange(runs: Sequence[Run], mixed: bool = False, baseline: str = "FedAvg") -> Comparison:
     """Sort runs into settings, methods and seeds.

@@ -12,7 +12,7 @@ from typing import Any
 from flightning.errors import FlightningError, nearest
 from flightning.report.arrange import Comparison, arrange
 from flightning.report.curves import looks, panels
-from flightning.report.figures import write_figures
+from flightning.report.figures import write_figures, write_partitions
 from flightning.report.formats import latex, latex_text, markdown, runs_csv, tables_csv
 from flightning.report.page import page
 from flightning.report.quantities import Quantity, accuracies, costs, fairness, to_target
@@ -98,7 +98,8 @@ def report(
     """Compare runs and write the tables of the papers, learning curves and one self-contained page.
 
     Written into ``out``: ``report.html``, ``report.md``, ``report.tex``, ``report.csv`` (one line per entry of a
-    table), ``runs.csv`` (one line per run) and ``accuracy_over_{rounds,bytes,seconds}.{png,pdf}``.
+    table), ``runs.csv`` (one line per run), ``accuracy_over_{rounds,bytes,seconds}.{png,pdf}`` and
+    ``partition.{png,pdf}``.
 
     Args:
         runs: See :func:`analyse`, as for the arguments after ``out``.
@@ -179,12 +180,13 @@ def _write(made: Report, folder: Path) -> list[Path]:
         "report.md": made.markdown,
         "report.tex": "".join(f"\\noindent\\textbf{{{latex_text(n)}}}\n\n" for n in made.notices)
         + "\n".join(map(latex, made.tables)),
-        "report.csv": tables_csv([*shown, *made.pairs]),
+        "report.csv": tables_csv([*shown, *made.pairs], made.notices),
         "runs.csv": runs_csv(made.compared, made.quantities),
     }
     for name, content in texts.items():
         (folder / name).write_text(content, encoding="utf-8")
-    return [folder / name for name in texts] + write_figures(drawn, look, folder)
+    pictures = write_figures(drawn, look, folder, made.notices) + write_partitions(made.compared, folder)
+    return [folder / name for name in texts] + pictures
 
 
 def _notices(runs: Sequence[Run]) -> list[str]:

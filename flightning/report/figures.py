@@ -1,19 +1,29 @@
-"""Learning curves as PNG and PDF, ready for a paper."""
+"""Learning curves and partitions as PNG and PDF, ready for a paper."""
 
 from __future__ import annotations
 
+import re
+import shutil
+import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from flightning.report.arrange import Comparison
 from flightning.report.curves import Look, Panel, frame, marked
 
-__all__ = ["write_figures"]
+__all__ = ["write_figures", "write_partitions"]
 
 WIDTH, HEIGHT = 3.5, 2.5
 """Inches of one panel: a column of a two-column paper."""
+
+LETTERS = 20
+"""Letters of 6 points in an inch."""
+
+PICTURE_DPI = 150
+"""Dots per inch of the pictures that runs leave."""
 
 STYLE = {
     "font.size": 8,
@@ -29,13 +39,49 @@ STYLE = {
 }
 
 
-def write_figures(panels: Sequence[Panel], look: Mapping[str, Look], folder: Path) -> list[Path]:
+def write_partitions(compared: Comparison, folder: Path) -> list[Path]:
+    """Put the picture of each setting's partition beside the report, as ``partition.png`` and ``.pdf``.
+
+    Args:
+        compared: The runs; of several settings, each has its name in that of its files.
+        folder: Where the files go.
+
+    Returns:
+        The files; none of a picture that cannot be read.
+    """
+    from matplotlib.figure import Figure
+    from matplotlib.image import imread
+
+    files: list[Path] = []
+    for setting in compared.settings:
+        run = compared.pictured(setting)
+        if run is None or run.picture is None:
+            continue
+        try:
+            picture = imread(run.picture)
+        except (OSError, SyntaxError):  # what matplotlib's reader of PNG raises for a file that was cut
+            continue
+        name = "-".join(re.findall(r"[a-z0-9._=]+", setting.lower()))
+        stem = f"partition_{name}" if len(compared.settings) > 1 else "partition"
+        height, width = picture.shape[:2]
+        figure = Figure(figsize=(width / PICTURE_DPI, height / PICTURE_DPI), dpi=PICTURE_DPI)
+        figure.figimage(picture)
+        shutil.copyfile(run.picture, folder / f"{stem}.png")
+        figure.savefig(folder / f"{stem}.pdf", dpi=PICTURE_DPI, metadata={"CreationDate": None})
+        files += [folder / f"{stem}.png", folder / f"{stem}.pdf"]
+    return files
+
+
+def write_figures(
+    panels: Sequence[Panel], look: Mapping[str, Look], folder: Path, notices: Sequence[str] = ()
+) -> list[Path]:
     """Draw one figure per axis, with a panel per setting, as ``accuracy_over_<axis>.png`` and ``.pdf``.
 
     Args:
         panels: The curves.
         look: Look of each method.
         folder: Where the files go.
+        notices: Lines on top that no reader may miss.
 
     Returns:
         The files.
@@ -53,9 +99,12 @@ def write_figures(panels: Sequence[Panel], look: Mapping[str, Look], folder: Pat
             columns = 2 if len(group) == 4 else min(len(group), 3)
             lines = -(-len(group) // columns)
             names, across = _legend_layout([c.method for p in group for c in p.curves], columns * WIDTH)
-            height = HEIGHT * lines + 0.17 * -(-len(names) // across)
+            said = [line for n in notices for line in textwrap.wrap(n, int(LETTERS * columns * WIDTH))]
+            height = HEIGHT * lines + 0.17 * -(-len(names) // across) + 0.1 * len(said)
             figure = Figure(figsize=(WIDTH * columns, height), layout="constrained")
             grid = figure.subplots(lines, columns, squeeze=False)
+            if said:
+                figure.suptitle("\n".join(said), fontsize=6, parse_math=False)
             handles = {}
             for axes, panel in zip(grid.flat, group, strict=False):
                 handles.update(_draw(axes, panel, look, title=len(group) > 1))

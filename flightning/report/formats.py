@@ -140,21 +140,25 @@ def _stacked(title: str) -> str:
     return r"\shortstack[r]{" + r"\\".join(map(latex_text, lines)) + "}"
 
 
-def tables_csv(tables: Sequence[Table]) -> str:
+def tables_csv(tables: Sequence[Table], notices: Sequence[str] = ()) -> str:
     """All tables as one CSV, a line per entry: plain numbers (accuracies as fractions, bytes as bytes) and the text.
 
     Args:
         tables: The tables.
+        notices: What no reader may miss, in the last column.
     """
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(["table", "setting", "row", "quantity", "mean", "std", "n", "low", "high", "ratio", "text"])
+    writer.writerow(
+        ["table", "setting", "row", "quantity", "mean", "std", "n", "low", "high", "ratio", "text", "notice"]
+    )
     for table in tables:
         for name, cells in table.rows:
             for column, cell in zip(table.columns, cells, strict=True):
                 numbers = [_number(v) for v in (cell.mean, cell.std)]
                 tail = [_number(v) for v in (cell.low, cell.high, cell.ratio)]
-                writer.writerow([table.key, column.setting, name, column.quantity, *numbers, cell.n, *tail, cell.text])
+                entry = [table.key, column.setting, name, column.quantity, *numbers, cell.n, *tail, cell.text]
+                writer.writerow([*entry, " ".join(notices)])
     return out.getvalue()
 
 
@@ -167,13 +171,15 @@ def runs_csv(compared: Comparison, quantities: Sequence[Quantity]) -> str:
     """
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(["setting", "method", "seed", "folder", "rounds", "broken_lines", *(q.key for q in quantities)])
+    names = [q.key for q in quantities]
+    writer.writerow(["setting", "method", "seed", "folder", "rounds", "broken_lines", *names, "notice"])
     for setting in compared.settings:
         for method in compared.methods:
             for run in compared.of(setting, method):
                 values = [_number(q.value(setting, run)) for q in quantities]
                 seed = "" if run.seed is None else run.seed
-                writer.writerow([setting, method, seed, run.folder, int(run.rounds[-1]), run.broken, *values])
+                about = [setting, method, seed, run.folder, int(run.rounds[-1]), run.broken]
+                writer.writerow([*about, *values, run.notice])
     return out.getvalue()
 
 

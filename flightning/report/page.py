@@ -156,8 +156,7 @@ def _pictures(compared: Comparison) -> str:
     """The partition of each setting, from its first run that has a picture."""
     figures, total = [], 0
     for setting in compared.settings:
-        runs = (r for m in compared.methods for r in compared.of(setting, m) if r.picture is not None)
-        run = next(runs, None)
+        run = compared.pictured(setting)
         if run is None or run.picture is None:
             continue
         content, caption = run.picture.read_bytes(), escape(f"{setting}, seed {run.seed}")

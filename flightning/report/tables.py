@@ -21,7 +21,8 @@ MOST_PAIRS = 21
 
 PAIR_NOTE = (
     "Mean of the differences between runs with the same seed, 95 % interval of Student's t, number of pairs; bold "
-    "where the interval leaves out zero. Intervals are not corrected for the number of comparisons."
+    "where the interval of three pairs or more leaves out zero. Intervals are not corrected for the number of "
+    "comparisons."
 )
 
 
@@ -118,6 +119,7 @@ def _entries(quantity: Quantity, setting: str, compared: Comparison) -> tuple[st
     unit, scale = quantity.unit, quantity.scale
     if unit == "bytes":
         unit, scale = byte_unit([e.mean for e in found])
+        unit = unit if any(e.n for e in found) else ""
     whole = [e.n == len(runs) > 0 for e, runs in zip(found, groups, strict=True)]
     # the baseline is the first method
     base = found[0].mean if compared.baseline is not None and whole[0] else math.nan
@@ -190,4 +192,6 @@ def _difference(compared: Comparison, setting: str, a: str, b: str, value: Calla
         return Cell(NOTHING)
     text = f"{100 * d.mean:+.2f}"
     text += f" [{100 * d.low:+.2f}, {100 * d.high:+.2f}]" if d.n > 1 else ""
-    return Cell(f"{text} (n={d.n})".replace("-", MINUS), d.mean, n=d.n, low=d.low, high=d.high, bold=d.clear)
+    return Cell(
+        f"{text} (n={d.n})".replace("-", MINUS), d.mean, n=d.n, low=d.low, high=d.high, bold=d.clear and d.n > 2
+    )

@@ -1,11 +1,13 @@
 import time
 
 import pytest
+from matplotlib.image import imread
 
 from flightning.report import report, run
 from tests.report.synthetic import png, write_grid, write_run
 
 FILES = ["report.html", "report.md", "report.tex", "report.csv", "runs.csv"]
+PICTURES = ["partition.png", "partition.pdf"]
 FIGURES = [f"accuracy_over_{axis}.{suffix}" for axis in ("rounds", "bytes", "seconds") for suffix in ("png", "pdf")]
 
 
@@ -15,7 +17,7 @@ def test_command_prints_the_tables_and_writes_every_file(tmp_path, capsys):
     printed = capsys.readouterr().out
     assert "| best accuracy (%) |" in printed
     assert "Target: accuracy 50 %" in printed
-    assert sorted(p.name for p in (tmp_path / "out").iterdir()) == sorted(FILES + FIGURES)
+    assert sorted(p.name for p in (tmp_path / "out").iterdir()) == sorted(FILES + FIGURES + PICTURES)
 
 
 def test_command_says_what_is_wrong_and_returns_2(tmp_path, capsys):
@@ -50,7 +52,7 @@ def test_figures_are_real_and_reproducible(tmp_path):
         report([tmp_path / "runs"], out=tmp_path / name)
     assert (tmp_path / "one" / "accuracy_over_rounds.png").read_bytes().startswith(b"\x89PNG")
     assert (tmp_path / "one" / "accuracy_over_rounds.pdf").read_bytes().startswith(b"%PDF")
-    for name in FILES + FIGURES:
+    for name in FILES + FIGURES + PICTURES:
         assert (tmp_path / "one" / name).read_bytes() == (tmp_path / "two" / name).read_bytes(), name
 
 
@@ -73,6 +75,39 @@ def test_notice_stands_on_top_of_every_text(tmp_path):
     assert (tmp_path / "out" / "report.md").read_text().splitlines()[2] == f"> **{notice}**"
     assert (tmp_path / "out" / "report.tex").read_text().startswith(r"\noindent\textbf{Rounds scaled down to 20 ")
     assert (tmp_path / "out" / "report.html").read_text().index("Rounds scaled down") < 12000
+
+
+def test_notice_stands_in_the_tables_for_programs(tmp_path):
+    write_run(tmp_path / "a", notice="Budget 0.1.")
+    report([tmp_path], out=tmp_path / "out")
+    for name in ("report.csv", "runs.csv"):
+        head, *lines = (tmp_path / "out" / name).read_text().splitlines()
+        assert head.endswith(",notice")
+        assert all(line.endswith(",Budget 0.1.") for line in lines)
+
+
+def test_notice_makes_a_figure_higher(tmp_path):
+    for name, notice in (("plain", ""), ("scaled", "Budget 0.1: 3 rounds in place of 30.")):
+        write_run(tmp_path / name / "a", notice=notice)
+        report([tmp_path / name], out=tmp_path / name / "out")
+    plain, scaled = (imread(tmp_path / n / "out" / "accuracy_over_rounds.png").shape for n in ("plain", "scaled"))
+    assert scaled[0] > plain[0]
+
+
+def test_partition_of_every_setting_is_put_beside_the_report(tmp_path):
+    for data in ("MNIST", "CIFAR10"):
+        write_run(tmp_path / data, data=data)
+    report([tmp_path], out=tmp_path / "out", mixed=True)
+    assert (tmp_path / "out" / "partition_mnist.png").read_bytes() == (
+        tmp_path / "MNIST" / "partition.png"
+    ).read_bytes()
+    assert (tmp_path / "out" / "partition_cifar10.pdf").read_bytes().startswith(b"%PDF")
+
+
+def test_partition_picture_that_was_cut_is_left_out(tmp_path):
+    folder = write_run(tmp_path / "a")
+    (folder / "partition.png").write_bytes(png()[:40])
+    assert not any(f.name.startswith("partition") for f in report([tmp_path], out=tmp_path / "out").files)
 
 
 def test_sixty_runs_of_two_hundred_rounds_stay_within_time_and_size(tmp_path):

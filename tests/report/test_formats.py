@@ -117,4 +117,4 @@ def test_latex_and_pictures_of_a_report_make_a_page(out):
     pictures = "".join(rf"\includegraphics{{{path.name}}}" for path in sorted(out.glob("*.pdf")))
     compiled(out, r"\input{report.tex}" + pictures)
     assert (out / "paper.pdf").stat().st_size > 20_000
-    assert pictures.count("includegraphics") == 3
+    assert pictures.count("includegraphics") == 4

@@ -134,6 +134,13 @@ def test_s5_table_1_last_five_rounds_of_one_run(tmp_path):
     assert "with one seed the deviation is over these rounds" in table(made, "accuracy").notes[1]
 
 
+def test_difference_of_two_pairs_is_never_bold(tmp_path):
+    for seed in (0, 1):
+        write_run(tmp_path / f"a{seed}", "FedAvg", seed, (0.5, 0.7))
+        write_run(tmp_path / f"b{seed}", "FedRL", seed, (0.5, 0.8))
+    assert not any(c.bold for _, cells in table(analyse([tmp_path]), "pairs").rows for c in cells)
+
+
 def test_last_is_capped_by_the_evaluated_rounds_and_said(tmp_path):
     write_run(tmp_path / "a", accuracy=(0.5, 0.7, 0.9))
     made = analyse([tmp_path], last=5)
@@ -200,6 +207,7 @@ def test_target_that_no_run_reaches_is_a_slash_with_a_note(tmp_path):
     write_run(tmp_path / "a")
     made = analyse([tmp_path], target=0.99)
     assert texts(made, "target") == {"FedAvg": ["/", "/", "/"]}
+    assert table(made, "target").columns[1].title == "sent until target"  # of no bytes there is no unit
     assert table(made, "target").notes[-1] == (
         "No run on Digits, Dirichlet(alpha=0.5) reaches the target 99.00 %: the best is 80.00 % (`FedAvg`, seed 0); "
         "give a lower `--target`."
