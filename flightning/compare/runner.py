@@ -50,6 +50,7 @@ class Runner:
                 status.state, status.is_old = "finished", True
         self._waiting = deque(s for s in self.statuses if s.state == "waiting")
         self._running: list[tuple[Status, Process, int]] = []
+        self._began: dict[int, float] = {}
 
     @property
     def waiting(self) -> list[Cell]:
@@ -74,7 +75,10 @@ class Runner:
         finally:
             nurseries.interrupt(_GRACE)
             for status, *_ in self._running:
-                status.state = "waiting"
+                status.refresh()  # it may have finished a round, or all, before it ended
+                status.state = "finished" if find_state(status.cell) == "finished" else "interrupted"
+            if self._running:
+                show()
 
     def _start(self, status: Status, nurseries: Nurseries) -> None:
         cell = status.cell
@@ -87,6 +91,7 @@ class Runner:
         environment = self.environment(cell, record)
         process = nurseries.start("flightning.cli", arguments, output, environment, record.threads)
         status.state = "starting"
+        self._began[id(status)] = time.monotonic()
         self._running.append((status, process, printed))
 
     def environment(self, cell: Cell, record: CellRecord) -> Mapping[str, str]:
@@ -117,6 +122,8 @@ class Runner:
             status.refresh()  # the last round may have been written in between
             is_finished = code == 0 and find_state(status.cell) == "finished"
             status.state = "finished" if is_finished else "failed"
+            if is_finished and not printed:  # one that went on tells nothing of a whole run
+                status.wall_seconds = time.monotonic() - self._began[id(status)]
             status.error = "" if is_finished else reason(status.cell.folder / OUTPUT, code, printed)
 
 

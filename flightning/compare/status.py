@@ -12,7 +12,7 @@ from flightning.compare.folders import read_json
 
 __all__ = ["Status", "format_seconds", "remaining"]
 
-State = Literal["waiting", "starting", "training", "finished", "failed"]
+State = Literal["waiting", "starting", "training", "interrupted", "finished", "failed"]
 
 
 @dataclass
@@ -28,6 +28,7 @@ class Status:
         accuracy: Accuracy after the last round.
         seconds: Time that its rounds took.
         error: Why it failed.
+        wall_seconds: Time from start to end of a cell that finished here; 0 for any other.
     """
 
     cell: Cell
@@ -38,6 +39,7 @@ class Status:
     accuracy: float | None = None
     seconds: float = 0.0
     error: str = ""
+    wall_seconds: float = 0.0
     _modified: float = 0.0
     _updated: float = field(default_factory=time.monotonic)
 
@@ -64,6 +66,11 @@ class Status:
         return self.state in ("starting", "training")
 
     @property
+    def length(self) -> float:
+        """Time that the whole run takes, as far as known: with its start and end where it was seen to finish."""
+        return self.wall_seconds or self.seconds / self.round * self.max_rounds
+
+    @property
     def seconds_left(self) -> float | None:
         """Time until it has finished, where a round of it was seen."""
         if self.state in ("finished", "failed"):
@@ -81,7 +88,9 @@ def remaining(statuses: Sequence[Status], jobs: int) -> float | None:
         statuses: All cells.
         jobs: Cells that run at once.
     """
-    lengths = [s.seconds / s.round * s.max_rounds for s in statuses if s.round]
+    # cells that finished here also tell the time to start, to draw pictures and to end
+    seen = [s for s in statuses if s.wall_seconds] or [s for s in statuses if s.round]
+    lengths = [s.length for s in seen]
     if not lengths:
         return None
     typical = sum(lengths) / len(lengths)

@@ -10,7 +10,7 @@ from typing import Any
 
 from flightning.compare.status import Status, format_seconds, remaining
 
-__all__ = ["Lines", "LiveTable", "overview", "view"]
+__all__ = ["Lines", "LiveTable", "differences", "overview", "view"]
 
 _QUIET = 10.0
 
@@ -29,6 +29,33 @@ def overview(statuses: Sequence[Status], jobs: int) -> str:
     if left is not None and sum(counts.values()) < len(statuses):
         parts.append(f"about {format_seconds(left)} left")
     return ", ".join(parts)
+
+
+def differences(settings: Sequence[str]) -> dict[str, str]:
+    """What tells settings apart, for a narrow column.
+
+    Example:
+        >>> list(differences(["MNIST, Similarity(similarity=0.0)", "MNIST, Similarity(similarity=0.1)"]).values())
+        ['0.0', '0.1']
+        >>> list(differences(["MNIST, IID", "CIFAR10, IID", "CIFAR10, Shards(k=2)"]).values())
+        ['MNIST, IID', 'CIFAR10, IID', 'CIFAR10, Shards(k=2)']
+    """
+    names = list(dict.fromkeys(settings))
+    parts = [name.split(", ") for name in names]
+    if len({len(p) for p in parts}) > 1:
+        return {name: name for name in names}
+    shown = [_distinct(column) for column in zip(*parts, strict=True)]
+    return {name: ", ".join(c[i] for c in shown if c[i]) for i, name in enumerate(names)}
+
+
+def _distinct(values: Sequence[str]) -> list[str]:
+    """Values without the name and argument that all have in front; empty where all are the same."""
+    if len(set(values)) == 1:
+        return [""] * len(values)
+    heads = {v.rpartition("=")[0] for v in values}
+    if heads == {""} or len(heads) > 1:
+        return list(values)
+    return [v.rpartition("=")[2].removesuffix(")") for v in values]
 
 
 def view(statuses: Sequence[Status], jobs: int) -> LiveTable | Lines:
@@ -63,7 +90,7 @@ class Lines:
         is_time = time.monotonic() - self._last > _QUIET
         for status in self._statuses:
             state, finished = self._shown[id(status)]
-            if status.state in ("starting", "finished", "failed") and state != status.state:
+            if status.state in ("starting", "interrupted", "finished", "failed") and state != status.state:
                 pass
             elif not (is_time and status.round > finished):
                 continue
@@ -129,7 +156,8 @@ class LiveTable:
             return Text(text, no_wrap=True, overflow="ellipsis")
 
         table = Table()
-        has_settings = len({s.cell.setting for s in self._statuses}) > 1
+        settings = differences([s.cell.setting for s in self._statuses])
+        has_settings = len(settings) > 1
         # where the terminal is narrow, texts are cut and numbers are not
         table.add_column("method")
         if has_settings:
@@ -139,10 +167,12 @@ class LiveTable:
         for name in ("round", "accuracy", "time left"):
             table.add_column(name, justify="right", no_wrap=True)
         for status in self._visible():
-            setting = [line(status.cell.setting)] if has_settings else []
+            setting = [line(settings[status.cell.setting])] if has_settings else []
             rounds = f"{status.round}/{status.max_rounds}" if status.max_rounds else ""
             left = format_seconds(status.seconds_left) if status.is_running else ""
-            names = [line(status.cell.model), *setting, line(str(status.cell.seed)), line(_state(status))]
+            # why a cell failed is said in full below the table, at the end
+            state = status.state if status.state == "failed" else _state(status)
+            names = [line(status.cell.model), *setting, line(str(status.cell.seed)), line(state)]
             numbers = rounds, _percent(status.accuracy), left
             table.add_row(*names, *numbers, style=_STYLES.get(status.state))
         return Group(table, line(self._caption()))
@@ -151,7 +181,7 @@ class LiveTable:
         room = max(self._console.size.height - 6, 5)  # four lines frame the table, one is below it
         if len(self._statuses) <= room:
             return list(self._statuses)
-        order = ("training", "starting", "failed", "waiting", "finished")
+        order = ("training", "starting", "interrupted", "failed", "waiting", "finished")
         chosen = {id(s) for s in sorted(self._statuses, key=lambda s: order.index(s.state))[:room]}
         return [s for s in self._statuses if id(s) in chosen]
 

@@ -1,12 +1,14 @@
 """What a comparison checks before it runs, and what it says when it has run."""
 
 import json
+import os
 
 import pytest
 
 from flightning.compare.cells import Cell
 from flightning.compare.command import compare, run
 from flightning.compare.folders import prepare
+from flightning.compare.runner import Runner
 from tests.report.synthetic import write_run
 
 BASE = ["--config", "quickstart", "--models", "FedAvg", "SOLO"]
@@ -86,3 +88,27 @@ def test_the_label_of_a_method_is_kept(tmp_path):
     cell = Cell("FedAvg + CCVR", "", 0, (), {}, tmp_path / "a")
     prepare(cell, "new", 0)
     assert json.loads((cell.folder / "cell.json").read_text())["label"] == "FedAvg + CCVR"
+
+
+def test_a_cell_that_is_interrupted_is_read_again_and_shown_so(tmp_path):
+    cell = Cell("FedAvg", "", 0, (), {}, tmp_path / "a")
+    runner = Runner([cell], 1, "test")
+    shown = []
+
+    class Interrupted:
+        """A nursery whose only run is interrupted in its third round."""
+
+        def start(self, *_):
+            return self
+
+        def poll(self):
+            (cell.folder / "summary.json").write_text('{"rounds": 2, "max_rounds": 4}')
+            raise KeyboardInterrupt
+
+        def interrupt(self, grace):
+            (cell.folder / "summary.json").write_text('{"rounds": 3, "max_rounds": 4}')
+            os.utime(cell.folder / "summary.json", (1, 1))  # not in the same moment as the round before
+
+    with pytest.raises(KeyboardInterrupt):
+        runner.run(Interrupted(), lambda: shown.append((runner.statuses[0].state, runner.statuses[0].round)))
+    assert shown == [("interrupted", 3)]
