@@ -121,6 +121,9 @@ class ClientStates:
     def start(self, is_first: bool = True) -> None:
         """Begin a fit; ``is_first`` on one of its processes."""
 
+    def end_round(self, is_first: bool = True) -> None:
+        """End a round; ``is_first`` on one of the processes."""
+
     def state_dict(self) -> dict[Any, Any]:
         """Everything, for a checkpoint."""
         return self._kept

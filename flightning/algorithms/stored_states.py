@@ -205,6 +205,16 @@ class StoredClientStates(ClientStates):
         if names := sorted(names):
             ledger[str(checkpoint)] = names
         self._write_ledger(ledger)
+        self._delete_outdated()
+
+    def end_round(self, is_first: bool = True) -> None:
+        """End a round: the first process deletes states that were replaced in it and that no checkpoint needs."""
+        if is_first:
+            self._delete_outdated()
+        else:
+            self._outdated.clear()
+
+    def _delete_outdated(self) -> None:
         # only what has been current: another process may write new files at this moment
         unneeded = self._outdated - self._needed()
         self._delete(unneeded)

@@ -264,6 +264,7 @@ class Federation(RoundCheckpoints):
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Log the round."""
+        self._module.client_states.end_round(self._processes.rank == 0)
         log_numbers(pl_module, self.finished_metrics())
         self._log_round(trainer)
 

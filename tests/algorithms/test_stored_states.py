@@ -193,6 +193,15 @@ def test_an_older_checkpoint_keeps_its_files_until_it_is_removed(tmp_path):
     assert files(tmp_path) == list(states.state_dict()["files"].values())
 
 
+def test_the_end_of_a_round_leaves_files_of_checkpoints(tmp_path):
+    states = stored(tmp_path, c1=1.0)
+    checkpoint(tmp_path / "last.ckpt", states)
+    for number in (2.0, 3.0):
+        states.save(1, {"w": torch.tensor(number)})
+    states.end_round()
+    assert [name.split("-")[1] for name in files(tmp_path)] == ["0", "2"]
+
+
 def test_new_files_of_another_process_are_left_alone(tmp_path):
     ours, theirs = stored(tmp_path, c1=1.0), StoredClientStates(tmp_path)
     theirs.save(2, {"w": torch.tensor(5.0)})  # not told yet
@@ -254,6 +263,11 @@ def test_the_checkpoint_holds_names_and_old_files_go(tmp_path):
     assert kept["folder"] == str(tmp_path / "states")
     assert sorted(kept["files"].values()) == files(tmp_path / "states")
     assert list(json.loads((tmp_path / "states" / "checkpoints.json").read_text())) == [str(tmp_path / "last.ckpt")]
+
+
+def test_old_files_go_without_any_checkpoint(tmp_path):
+    module, _ = run(SCAFFOLD, 4, federation=federation(tmp_path))
+    assert len(files(tmp_path)) == len(module.client_states) == 3
 
 
 def test_a_relative_folder_lies_in_that_of_the_run(tmp_path):
