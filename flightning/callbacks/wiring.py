@@ -7,9 +7,11 @@ from pathlib import Path
 from typing import cast
 
 from lightning.fabric.plugins import CheckpointIO
+from lightning.fabric.plugins.environments.slurm import SLURMEnvironment
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Timer
 from lightning.pytorch.callbacks.timer import Interval
+from lightning.pytorch.utilities import rank_zero_warn
 
 from flightning.algorithms.base import FederatedMixin
 from flightning.algorithms.state import ClientStates, worth_keeping
@@ -27,7 +29,8 @@ _SUMMARIES = ("batch_end", "epoch_end", "end")
 def connect_processes(
     trainer: Trainer, module: FederatedMixin, data: FederatedDataModule, processes: Processes
 ) -> None:
-    """Spread batches and evaluation over the processes, and keep Lightning from waiting for them inside a round."""
+    """Spread batches and evaluation over the processes; keep Lightning from saving or waiting inside a round."""
+    _switch_off_requeue(trainer)
     data.batch_shard = (processes.rank, processes.count) if processes.split_batches else (0, 1)
     spreads = processes.count > 1 and not _sums_up_itself(module)
     data.evaluation_shard = (processes.rank, processes.count) if spreads else (0, 1)
@@ -41,6 +44,17 @@ def connect_processes(
         for callback in trainer.callbacks:  # type: ignore[attr-defined]
             if isinstance(callback, Timer):
                 callback._interval = Interval.epoch  # it exchanges the time after each batch, and batches differ
+
+
+def _switch_off_requeue(trainer: Trainer) -> None:
+    environment = trainer._accelerator_connector.cluster_environment
+    if isinstance(environment, SLURMEnvironment) and environment.auto_requeue:
+        environment.auto_requeue = False
+        rank_zero_warn(
+            "SLURM's automatic requeue would save inside a round, where no run can go on, so it is switched off: "
+            "submit the job again with `--ckpt_path last`, and pass `SLURMEnvironment(auto_requeue=False)` as a plugin "
+            "to silence this."
+        )
 
 
 def store_client_states(trainer: Trainer, module: FederatedMixin, folder: str | None) -> None:
