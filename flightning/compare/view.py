@@ -155,7 +155,7 @@ class LiveTable:
         def line(text: str) -> Text:
             return Text(text, no_wrap=True, overflow="ellipsis")
 
-        table = Table()
+        table = Table(pad_edge=False)
         settings = differences([s.cell.setting for s in self._statuses])
         has_settings = len(settings) > 1
         # where the terminal is narrow, texts are cut and numbers are not

@@ -116,7 +116,7 @@ def test_the_skew_is_in_title_and_summary(tmp_path, monkeypatch):
     summary = run(tmp_path, 1, make_module(FedAvg), data=make_turned_pictures())
     assert summary["skew"] == "RotationSkew(groups=3)"
     assert summary["heterogeneity"]["feature_shift"] > 0
-    assert titles == ["FedAvg on InMemoryData, IID, RotationSkew(groups=3)"]
+    assert titles == ["FedAvg on InMemoryData, IID, RotationSkew(groups=3), seed 0"]
 
 
 def test_a_pooled_client_is_drawn_with_its_skew(tmp_path):
