@@ -164,13 +164,12 @@ class FederatedCLI(LightningCLI):
 
     def _run_arguments(self, config: Any) -> dict[str, Any]:
         folder = self._run_folder(config)
-        given = config.get("logger")
-        loggers = list(given) if isinstance(given, list) else [given] if given not in (None, True) else []
+        loggers = [logger for logger in _as_list(config.get("logger")) if logger is not True]
         model, data = (self._get(self.config_init, part) for part in ("model", "data"))
         for logger in loggers:
             if isinstance(logger, WandbLogger):
                 name_wandb_run(logger, type(model).__name__, type(data).__name__, describe(data), data.seed)
-        callbacks: list[Callback] = list(config.get("callbacks") or [])
+        callbacks: list[Callback] = _as_list(config.get("callbacks"))
         callbacks += [RoundProgress()] if config.get("enable_progress_bar") is not False else []
         callbacks += [RoundLogging(), RunReport(folder, notice=self.notice)]
         if config.get("enable_checkpointing") is not False:
@@ -216,6 +215,11 @@ class FederatedCLI(LightningCLI):
             # the classifier's own optimizer is a default that `--optimizer` is meant to replace
             warnings.filterwarnings("ignore", message=".*configure_optimizers` will be overridden.*")
             super()._add_configure_optimizers_method_to_model(subcommand)
+
+
+def _as_list(given: Any) -> list[Any]:
+    """What was given once, several times or not at all."""
+    return list(given) if isinstance(given, list) else [] if given is None else [given]
 
 
 def _last_checkpoint(folder: Path) -> Path:

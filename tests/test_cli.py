@@ -116,6 +116,11 @@ def test_callbacks_and_loggers_of_lightning():
     assert rounds_of(run_of()) == [1]
 
 
+def test_a_callback_may_be_given_by_its_name_alone():
+    assert main([*ONE, "--trainer.callbacks", "ClientEvaluation"]) == 0
+    assert "clients/accuracy_mean" in (run_of() / "metrics.csv").read_text().splitlines()[0]
+
+
 def test_fast_dev_run_leaves_nothing():
     assert main([*QUICK, "--trainer.fast_dev_run", "true", "--trainer.max_epochs", "5"]) == 0
     assert not Path("runs").exists()
