@@ -100,10 +100,34 @@ class EveryNth:
         return self.dataset.select(range(partition_id, len(self.dataset), self.num_partitions))
 
 
-class ByIdNaturalId(EveryNth):
+class ByIdNaturalId:
+    """Counts its partitions by itself, as Flower's natural partitioners do."""
+
+    def __init__(self, partition_by):
+        self.partition_by = partition_by
+
+    @property
+    def num_partitions(self):
+        return len(self.dataset.unique(self.partition_by))
+
     def load_partition(self, partition_id):
         rows = np.asarray(self.dataset[self.partition_by])
-        return self.dataset.select(np.flatnonzero(rows == partition_id))
+        return self.dataset.select(np.flatnonzero(rows == sorted(set(rows))[partition_id]))
+
+
+class Strict(EveryNth):
+    """Refuses one value when it is made and another when it deals."""
+
+    def __init__(self, num_partitions, share=0.5):
+        if share > 1:
+            raise ValueError("share must be at most 1")
+        super().__init__(num_partitions, "label")
+        self.share = share
+
+    def load_partition(self, partition_id):
+        if self.share < 0:
+            raise ValueError("share must be at least 0")
+        return super().load_partition(partition_id)
 
 
 @pytest.fixture
@@ -111,8 +135,8 @@ def flower(monkeypatch):
     pytest.importorskip("datasets")
     package, rules = types.ModuleType("flwr_datasets"), types.ModuleType("flwr_datasets.partitioner")
     package.partitioner = rules
-    rules.__all__ = ["EveryNth", "ByIdNaturalId", "Partitioner", "VerticalEvenPartitioner"]
-    rules.EveryNth, rules.ByIdNaturalId = EveryNth, ByIdNaturalId
+    rules.__all__ = ["EveryNth", "ByIdNaturalId", "Strict", "Partitioner", "VerticalEvenPartitioner"]
+    rules.EveryNth, rules.ByIdNaturalId, rules.Strict = EveryNth, ByIdNaturalId, Strict
     monkeypatch.setitem(sys.modules, "flwr_datasets", package)
     monkeypatch.setitem(sys.modules, "flwr_datasets.partitioner", rules)
 
@@ -136,6 +160,39 @@ def test_flower_natural_rules_see_the_client_column():
 
 
 @pytest.mark.usefixtures("flower")
+def test_flower_natural_rules_count_their_clients():
+    ids = np.array(["ann", "bob", "cid"])[np.arange(100) % 3]
+    parts = FlowerPartitioner("ByIdNaturalId")(LABELS, None, seed=0, ids=ids)
+    assert [set(ids[part].tolist()) for part in parts] == [{"ann"}, {"bob"}, {"cid"}]
+
+
+@pytest.mark.usefixtures("flower")
+def test_the_number_of_clients_may_be_among_the_options_of_flower():
+    assert len(FlowerPartitioner("EveryNth", {"num_partitions": 2})(LABELS, None, seed=0)) == 2
+
+
+@pytest.mark.usefixtures("flower")
+def test_flower_natural_rules_need_ids():
+    with pytest.raises(ConfigurationError, match="`ByIdNaturalId` needs the natural id of each sample: choose a data"):
+        FlowerPartitioner("ByIdNaturalId")(LABELS, 5, seed=0)
+
+
+@pytest.mark.usefixtures("flower")
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"size": 3}, "TypeError: .*size"),
+        ({"share": 2}, "ValueError: share must be at most 1"),
+        ({"share": -1}, "ValueError: share must be at least 0"),
+    ],
+)
+def test_what_flower_refuses_is_named_with_the_options(options, reason):
+    expected = rf"`Strict` of `flwr_datasets` cannot deal .*\({reason}.*\): correct `data.partition.options`"
+    with pytest.raises(ConfigurationError, match=expected):
+        FlowerPartitioner("Strict", options)(LABELS, 4, seed=0)
+
+
+@pytest.mark.usefixtures("flower")
 def test_flower_options_win_over_what_is_filled_in():
     with pytest.raises(PartitionError, match="made 2 parts for 3 clients"):
         FlowerPartitioner("EveryNth", options={"num_partitions": 2})(LABELS, 3, seed=0)
@@ -153,6 +210,13 @@ def test_real_flower_partitioners_where_installed():
     rule = FlowerPartitioner("PathologicalPartitioner", {"num_classes_per_partition": 2})
     parts = rule(LABELS, 10, seed=0)
     assert [len(set(LABELS[part].tolist())) for part in parts] == [2] * 10
+
+
+def test_real_natural_partitioners_where_installed():
+    pytest.importorskip("flwr_datasets")
+    ids = np.array(["ann", "bob", "cid"])[np.arange(100) % 3]
+    parts = FlowerPartitioner("NaturalIdPartitioner")(LABELS, None, seed=0, ids=ids)
+    assert [set(ids[part].tolist()) for part in parts] == [{"ann"}, {"bob"}, {"cid"}]
 
 
 def test_iid_and_file_agree_on_the_hash(tmp_path):

@@ -2,8 +2,9 @@
 
 from flightning.datamodules.partitioners.base import Partitioner
 from flightning.datamodules.partitioners.files import load_partition, sample_digests, save_partition
+from flightning.datamodules.partitioners.flower import FlowerPartitioner
 from flightning.datamodules.partitioners.label import IID, ClassesPerClient, Dirichlet, Shards, Similarity
-from flightning.datamodules.partitioners.natural import FlowerPartitioner, FromFile, LongTail, Natural
+from flightning.datamodules.partitioners.natural import FromFile, LongTail, Natural
 from flightning.datamodules.partitioners.quantity import (
     DirichletPerClient,
     MixedSkew,

@@ -1,8 +1,7 @@
-"""Partitioners that take the clients from elsewhere: natural ids, another rule, a file, Flower Datasets."""
+"""Partitioners that take the clients from elsewhere: natural ids, another rule, a file."""
 
 from __future__ import annotations
 
-import inspect
 import math
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,10 +15,10 @@ from flightning.datamodules.partitioners.files import load_partition, read_parti
 from flightning.datamodules.partitioners.label import Dirichlet
 from flightning.datamodules.settings import require
 from flightning.datamodules.sources import Source
-from flightning.errors import ConfigurationError, PartitionError, nearest
+from flightning.errors import PartitionError
 from flightning.functional.partition import Grouping, long_tail, natural_ids, natural_split, thin_like
 
-__all__ = ["FlowerPartitioner", "FromFile", "LongTail", "Natural"]
+__all__ = ["FromFile", "LongTail", "Natural"]
 
 # keeps the stream apart from those of other parts that use the same seed
 _TAIL = int.from_bytes(b"tail", "big")
@@ -241,62 +240,3 @@ class FromFile(Partitioner):
             if len(np.unique(owned)) == len(owned) and any(len(part) for part in own):
                 return own
         return super().split_test(labels, parts, test_labels, seed)
-
-
-class FlowerPartitioner(Partitioner):
-    """Any partitioner of the package ``flwr-datasets``, by name.
-
-    The samples are shown to it as a table with the columns ``label`` and, with natural ids, ``client``. The arguments
-    ``num_partitions``, ``partition_by`` and ``seed`` are filled in when they are not given.
-
-    Args:
-        rule: Class of ``flwr_datasets.partitioner``, such as ``PathologicalPartitioner``.
-        options: Its keyword arguments.
-
-    Example:
-        >>> FlowerPartitioner("ExponentialPartitioner")
-        FlowerPartitioner(rule='ExponentialPartitioner')
-    """
-
-    shown = ("rule",)
-
-    def __init__(self, rule: str, options: dict[str, Any] | None = None) -> None:
-        self.rule = rule
-        self.options = options
-
-    def split(self, labels: Labels, num_clients: int, rng: np.random.Generator) -> Parts:
-        """Let Flower deal the row numbers."""
-        return self.split_with_ids(labels, num_clients, rng, None)
-
-    def split_with_ids(
-        self, labels: Labels, num_clients: int, rng: np.random.Generator, ids: npt.NDArray[Any] | None
-    ) -> Parts:
-        """Let Flower deal the row numbers, with the ids as the column ``client``."""
-        flower = self._build(num_clients, int(rng.integers(2**31)))
-        from datasets import Dataset
-
-        table = {"label": labels, "row": np.arange(len(labels))}
-        flower.dataset = Dataset.from_dict(table if ids is None else {**table, "client": ids})
-        return [
-            np.asarray(flower.load_partition(client)["row"], dtype=np.int64)
-            for client in range(int(flower.num_partitions))
-        ]
-
-    def _build(self, num_clients: int, seed: int) -> Any:
-        try:
-            from flwr_datasets import partitioner as rules
-        except ImportError as error:
-            raise ConfigurationError(
-                f"`FlowerPartitioner({self.rule!r})` needs the package `flwr-datasets`, which cannot be imported "
-                f"({error}): run `pip install flwr-datasets`."
-            ) from error
-        names = [name for name in rules.__all__ if "Vertical" not in name and name != "Partitioner"]
-        if self.rule not in names:
-            raise ConfigurationError(
-                f"`{self.rule}` is no partitioner of `flwr_datasets` that deals rows. {nearest(self.rule, names)}"
-            )
-        cls = getattr(rules, self.rule)
-        column = "client" if "NaturalId" in self.rule else "label"
-        defaults = {"num_partitions": num_clients, "partition_by": column, "seed": seed}
-        accepted = inspect.signature(cls).parameters
-        return cls(**{k: v for k, v in defaults.items() if k in accepted} | (self.options or {}))
