@@ -13,15 +13,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from lightning.pytorch.utilities import rank_zero_info
+from lightning.pytorch.utilities import rank_zero_warn
 from numpy.typing import NDArray
 
 from flightning.errors import ConfigurationError
 
 __all__ = ["Arrays", "cache_folder", "load_or_make"]
 
-#: Changes when the files of older versions cannot be read any more.
-FORMAT = 1
+#: Changes when the files of older versions cannot be read any more, or would hold something else today.
+FORMAT = 2
 
 _META = "meta.json"
 _READ = 1 << 22
@@ -50,7 +50,7 @@ def cache_folder(root: str | Path | None, name: str, settings: Mapping[str, Any]
 
     Example:
         >>> cache_folder("cache", "a/b", {"resize": 28}).name
-        'a-b-06a95cf445f238a6'
+        'a-b-a18e114ba4dcde86'
     """
     base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "flightning" if root is None else root
     text = json.dumps({"format": FORMAT, **settings}, sort_keys=True, default=str)
@@ -80,7 +80,10 @@ def load_or_make(folder: Path, make: Callable[[], Arrays]) -> Arrays:
         kept = _read(folder)
         if kept is not None:
             return kept
-        rank_zero_info(f"The cached data in {folder} is damaged and is made again.")
+        rank_zero_warn(
+            f"The cached data in `{folder}` is damaged, by a full disk or an interrupted copy for instance, and is "
+            "made again."
+        )
     made = make()
     _write(folder, made)
     kept = _read(folder)

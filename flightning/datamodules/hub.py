@@ -144,9 +144,22 @@ def read_labels(table: Any, column: str) -> tuple[NDArray[np.int64], list[str] |
     return labels, names
 
 
-def read_ids(table: Any, column: str) -> NDArray[np.str_]:
-    """Name of the natural client of each sample."""
-    return np.array([str(value) for value in _arrow(table, column).to_pylist()])
+def read_ids(table: Any, column: str) -> NDArray[Any]:
+    """Name of the natural client of each sample; a number where the column holds integers.
+
+    Raises:
+        ConfigurationError: Where some are missing.
+    """
+    values = _arrow(table, column)
+    missing = int(values.is_null(nan_is_null=True).to_numpy().sum())
+    if missing:
+        raise ConfigurationError(
+            f"{missing} of {len(values)} samples have no client in `{column}`: leave these samples out of the files, "
+            "or choose another `client_column`."
+        )
+    if str(values.type).startswith(("int", "uint")):
+        return np.asarray(values.to_numpy(), dtype=np.int64)
+    return np.array([str(value) for value in values.to_pylist()])
 
 
 def read_texts(table: Any, column: str) -> list[str]:
@@ -173,7 +186,7 @@ def read_pictures(table: Any, column: str, resize: tuple[int, int] | None) -> ND
         resize: Height and width; ``None`` keeps the size, which must then be the same for all.
 
     Raises:
-        ConfigurationError: Where the column holds no pictures, or they differ in size.
+        ConfigurationError: Where the column holds no pictures, a picture is missing or broken, or they differ in size.
     """
     from datasets import Image
 
@@ -182,27 +195,35 @@ def read_pictures(table: Any, column: str, resize: tuple[int, int] | None) -> ND
             f"`image_column={column!r}` holds {table.features[column]}, no pictures: choose one of "
             f"{', '.join(f'`{name}`' for name in table.column_names)}."
         )
-    runs = []
-    for run in table.select_columns([column]).cast_column(column, Image(decode=False)).iter(_RUN):
-        runs.append([_decode(stored, resize) for stored in run[column]])
+    runs: list[list[NDArray[np.uint8]]] = []
+    for number, run in enumerate(table.select_columns([column]).cast_column(column, Image(decode=False)).iter(_RUN)):
+        places = (f"row {row} of `{column}` (counted from 0)" for row in range(number * _RUN, (number + 1) * _RUN))
+        runs.append([_decode(stored, resize, place) for stored, place in zip(run[column], places, strict=False)])
         _check_sizes(column, runs[0][0], runs[-1])
     is_grey = all(picture.ndim == 2 for run in runs for picture in run)
     return np.concatenate([np.stack([_with_channels(p, is_grey) for p in run]) for run in runs])
 
 
-def _decode(stored: Mapping[str, Any], resize: tuple[int, int] | None) -> NDArray[np.uint8]:
+def _decode(stored: Mapping[str, Any] | None, resize: tuple[int, int] | None, place: str) -> NDArray[np.uint8]:
     from PIL import Image
 
-    with Image.open(io.BytesIO(stored["bytes"]) if stored["bytes"] is not None else stored["path"]) as picture:
-        if picture.mode in ("I", "F") or ";" in picture.mode:
-            raise ConfigurationError(
-                f"a picture has the mode `{picture.mode}`, more than 8 bits per channel: convert the pictures to 8 "
-                "bits."
-            )
-        converted = picture.convert("L" if picture.mode in ("1", "L") else "RGB")
-        if resize is not None:
-            converted = converted.resize((resize[1], resize[0]), Image.Resampling.BILINEAR)
-        return np.asarray(converted)
+    if stored is None or (stored["bytes"] is None and stored["path"] is None):
+        raise ConfigurationError(f"{place} holds no picture: leave the row out of the files.")
+    try:
+        with Image.open(io.BytesIO(stored["bytes"]) if stored["bytes"] is not None else stored["path"]) as picture:
+            if picture.mode in ("I", "F") or ";" in picture.mode:
+                raise ConfigurationError(
+                    f"{place} has the mode `{picture.mode}`, more than 8 bits per channel: convert the pictures to 8 "
+                    "bits."
+                )
+            converted = picture.convert("L" if picture.mode in ("1", "L") else "RGB")
+            if resize is not None:
+                converted = converted.resize((resize[1], resize[0]), Image.Resampling.BILINEAR)
+            return np.asarray(converted)
+    except (OSError, SyntaxError, EOFError, Image.DecompressionBombError) as error:
+        raise ConfigurationError(
+            f"{place} is no picture that can be read ({error}): write or fetch it again, or leave the row out."
+        ) from error
 
 
 def _check_sizes(column: str, first: NDArray[np.uint8], run: list[NDArray[np.uint8]]) -> None:

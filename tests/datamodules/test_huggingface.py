@@ -304,7 +304,8 @@ def test_a_half_written_cache_is_made_again(tmp_path):
     (file,) = (tmp_path / "cache").glob("*/train_pictures.npy")
     file.write_bytes(file.read_bytes()[:200])
     data = make(tmp_path / "data", tmp_path, normalize=False)
-    data.setup("fit")
+    with pytest.warns(UserWarning, match="The cached data in `.*` is damaged, .* and is made again"):
+        data.setup("fit")
     assert torch.allclose(all_samples(data.train_source)[0][0], torch.tensor(train[0]).permute(2, 0, 1) / 255)
 
 
@@ -374,6 +375,43 @@ def test_deep_pictures_are_refused(tmp_path):
     table.to_parquet(tmp_path / "x.parquet")
     with pytest.raises(ConfigurationError, match=r"mode `I;16`, more than 8 bits per channel: convert"):
         make("parquet", tmp_path, data_files=str(tmp_path / "x.parquet"), test_split=None).setup("fit")
+
+
+@pytest.mark.parametrize(
+    ("broken", "match"),
+    [
+        (None, r"row 2 of `img` \(counted from 0\) holds no picture: leave the row out"),
+        (b"no picture", r"row 2 of `img` \(counted from 0\) is no picture that can be read \(.*\): write or fetch it"),
+        ("cut", r"row 2 of `img` \(counted from 0\) is no picture that can be read \(.*\): write or fetch it"),
+    ],
+)
+def test_a_missing_or_broken_picture_is_named_by_its_row(tmp_path, broken, match):
+    whole = png(RNG.integers(0, 256, (16, 16, 3), np.uint8))
+    content = whole["bytes"][:200] if broken == "cut" else broken
+    bad = None if content is None else {"bytes": content, "path": None}
+    table = datasets.Dataset.from_dict(
+        {"img": [whole, whole, bad], "label": [0, 1, 0]},
+        features=datasets.Features({"img": datasets.Image(), "label": datasets.Value("int64")}),
+    )
+    table.to_parquet(tmp_path / "x.parquet")
+    with pytest.raises(ConfigurationError, match=match):
+        make("parquet", tmp_path, data_files=str(tmp_path / "x.parquet"), test_split=None).setup("fit")
+
+
+def test_missing_clients_are_counted(tmp_path):
+    writers = [None, None, *("ann", "bob") * 19]
+    write_pictures(tmp_path / "data", writers=writers)
+    with pytest.raises(ConfigurationError, match=r"2 of 40 samples have no client in `writer`: leave these samples"):
+        make(tmp_path / "data", tmp_path, client_column="writer", partition=None, num_clients=None).setup("fit")
+
+
+def test_clients_with_numbers_are_ordered_as_numbers(tmp_path):
+    rows = {"text": ["so good", "so bad"] * 6, "label": [0, 1] * 6, "user": [10, 9, 100] * 4}
+    datasets.Dataset.from_dict(rows).to_json(tmp_path / "tweets.json")
+    data = make("json", tmp_path, data_files=str(tmp_path / "tweets.json"), test_split=None, text_column="text",
+                client_column="user", partition=None, num_clients=None)  # fmt: skip
+    data.setup("fit")
+    assert data.client_names == ["9", "10", "100"]
 
 
 def test_empty_files_are_named(tmp_path):
