@@ -100,8 +100,10 @@ def _draw_bubbles(axes: Any, counts: NDArray[np.int64], largest: int) -> None:
 def _draw_map(axes: Any, counts: NDArray[np.int64]) -> Any:
     shares = counts / np.maximum(counts.sum(axis=1), 1)[:, None]
     order = np.lexsort((-shares.max(axis=1), shares.argmax(axis=1)))
+    # many classes make all shares small: the largest one is the darkest
+    darkest = float(shares.max()) or 1.0
     image = axes.imshow(
-        shares[order].T, aspect="auto", origin="lower", cmap="Blues", vmin=0, vmax=1, interpolation="nearest"
+        shares[order].T, aspect="auto", origin="lower", cmap="Blues", vmin=0, vmax=darkest, interpolation="nearest"
     )
     axes.set_xlabel(f"{len(counts)} clients, ordered by their most frequent class")
     return image

@@ -41,6 +41,13 @@ def test_many_clients_become_a_map_of_all_of_them():
     assert "200 clients" in axes.get_xlabel()
 
 
+def test_the_largest_share_of_a_map_is_the_darkest():
+    # 100 classes of which each client holds half: no share is larger than 1/50
+    table = np.tile(np.arange(100) % 2, (80, 1))
+    (image,) = partition_figure(table).axes[0].images
+    assert image.get_clim() == pytest.approx((0, 1 / 50))
+
+
 def test_empty_clients_and_classes_do_not_hurt(tmp_path):
     for clients in (3, 100):
         save_figure(partition_figure(np.zeros((clients, 2), dtype=np.int64)), tmp_path / "x.png")
