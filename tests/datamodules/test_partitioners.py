@@ -269,6 +269,21 @@ def test_overlap_is_allowed_where_the_rule_says_so():
     assert [len(part) for part in parts] == [15] * 4
 
 
+def test_a_sorted_mix_that_leaves_classes_out_says_so():
+    labels = np.repeat(np.arange(10), 100)
+    # 5 clients take 20 samples each from the front of the sorted list, which is class 0
+    with pytest.warns(UserWarning, match=r"No client holds 9 of 10 classes.*`leftover: fill_smallest`"):
+        SortedMix(sorted_fraction=1.0, low=20, high=20)(labels, 5, seed=0)
+
+
+def test_a_sorted_mix_with_all_classes_is_silent():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        SortedMix(sorted_fraction=0.5, low=20, high=20, leftover="fill_smallest")(
+            np.repeat(np.arange(10), 100), 5, seed=0
+        )
+
+
 def test_natural_finds_the_number_of_clients_and_keeps_ids_together():
     ids = np.array(["ann", "bob", "ann", "cid", "bob", "ann"])
     rule = Natural(min_samples=2)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from typing import get_args
 
 import numpy as np
@@ -118,8 +119,8 @@ class SortedMix(Partitioner):
         return self.overlap
 
     def split(self, labels: Labels, num_clients: int, rng: np.random.Generator) -> Parts:
-        """Draw the sizes, then both shares of each client."""
-        return sorted_mix_split(
+        """Draw the sizes, then both shares of each client; warn where classes are left out."""
+        parts = sorted_mix_split(
             labels,
             num_clients,
             rng,
@@ -129,6 +130,14 @@ class SortedMix(Partitioner):
             leftover=self.leftover,
             overlap=self.overlap,
         )
+        classes, held = np.unique(labels), np.unique(labels[np.concatenate(parts)])
+        if len(held) < len(classes):
+            warnings.warn(
+                f"No client holds {len(classes) - len(held)} of {len(classes)} classes, their samples are left out: "
+                "use more clients, raise `high`, lower `sorted_fraction`, or set `leftover: fill_smallest`.",
+                stacklevel=3,
+            )
+        return parts
 
 
 class QuantityDirichlet(Partitioner):
