@@ -41,12 +41,16 @@ _OF_ONE_RUN = ("run_folder", "budget", "ckpt_path")
 class FriendlyParser(LightningArgumentParser):
     """Say what is wrong with an argument in one sentence."""
 
+    #: The arguments of the command line, which the parsers of its parts do not see as a whole.
+    given: Sequence[str] = ()
+
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
         """Print the reason and leave with code 2."""
         verbs = [verb for action in self._actions for verb in _choices(action)]
         parsers = [self, *(p for action in self._actions for p in _choices(action).values())]
         options = {option for parser in parsers for option in parser._option_string_actions}
-        print(f"error: {explain(message, options, _known_classes(), [*verbs, *VERBS])}", file=sys.stderr)
+        sentence = explain(message, options, _known_classes(), [*verbs, *VERBS], FriendlyParser.given)
+        print(f"error: {sentence}", file=sys.stderr)
         raise SystemExit(2)
 
 
@@ -257,6 +261,7 @@ def main(args: Sequence[str] | None = None, callbacks: Sequence[Callback] = ()) 
     try:
         quieten()
         argv = [_packaged_config(argv, i) for i in range(len(argv))]
+        FriendlyParser.given = argv
         if args is None:
             sys.argv[1:] = argv
         FederatedCLI(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 from collections.abc import Callable, Iterable, Sequence
 from importlib import import_module
@@ -22,7 +23,20 @@ _BOILERPLATE = (
 )
 
 
-def explain(message: str, options: Iterable[str] = (), classes: Sequence[str] = (), verbs: Sequence[str] = ()) -> str:
+#: Options that name a rule, whose own options need that name.
+_RULES = {
+    "partition": "flightning.datamodules.partitioners.base.Partitioner",
+    "skew": "flightning.datamodules.skews.FeatureSkew",
+}
+
+
+def explain(
+    message: str,
+    options: Iterable[str] = (),
+    classes: Sequence[str] = (),
+    verbs: Sequence[str] = (),
+    given: Sequence[str] = (),
+) -> str:
     r"""Say what is wrong with an argument.
 
     Args:
@@ -30,6 +44,7 @@ def explain(message: str, options: Iterable[str] = (), classes: Sequence[str] = 
         options: Options that exist, with their dashes.
         classes: Names of classes that may be meant where jsonargparse does not say of which kind.
         verbs: What may come first on the command line.
+        given: The arguments of the command line.
 
     Example:
         >>> explain("Unrecognized arguments: --trainer.presision 16", ["--trainer.precision", "--data"])
@@ -38,6 +53,7 @@ def explain(message: str, options: Iterable[str] = (), classes: Sequence[str] = 
         '`mu=abc` must be a number.'
     """
     rules: list[Callable[[], str | None]] = [
+        lambda: _unnamed_rule(message, given),
         lambda: _unknown_option(message, options),
         lambda: _missing(message),
         lambda: _unknown_verb(message, verbs),
@@ -50,6 +66,22 @@ def explain(message: str, options: Iterable[str] = (), classes: Sequence[str] = 
             return sentence
     reasons = [r for r in re.findall(r"^ *- (.+)$", message, re.MULTILINE) if not r.startswith(_BOILERPLATE)]
     return reasons[-1] if reasons else message
+
+
+def _unnamed_rule(message: str, given: Sequence[str]) -> str | None:
+    """Where an option of a partition or skew is given without its class."""
+    if not (found := re.search(r"Option '(\w+)' is not accepted", message)):
+        return None
+    for argument in given:
+        parent = re.match(rf"--([\w.]+\.({'|'.join(_RULES)}))\.{found[1]}(?:=|$)", argument)
+        known = _subclasses(_RULES[parent[2]]) if parent else {}
+        owners = sorted(name for name, cls in known.items() if found[1] in inspect.signature(cls).parameters)
+        if parent and owners:
+            return (
+                f"`{found[1]}` is an option of {', '.join(f'`{name}`' for name in owners)}: name the class, too, for "
+                f"instance `--{parent[1]} {owners[0]}`."
+            )
+    return None
 
 
 def _unknown_option(message: str, options: Iterable[str]) -> str | None:
@@ -125,8 +157,8 @@ def _unknown_class(message: str, classes: Sequence[str]) -> str | None:
     )
 
 
-def _subclasses(path: str) -> set[str]:
-    """Names of the imported classes that descend from the class of this path, and can be meant."""
+def _subclasses(path: str) -> dict[str, type]:
+    """The imported classes that descend from the class of this path and can be meant, by name."""
     module, _, name = path.rpartition(".")
     found: set[type] = set()
     waiting = [getattr(import_module(module), name)] if module else []
@@ -134,5 +166,5 @@ def _subclasses(path: str) -> set[str]:
         cls = waiting.pop()
         waiting += [c for c in type.__subclasses__(cls) if c not in found]
         found.update(type.__subclasses__(cls))
-    public = {c for c in found if not c.__name__.startswith("_") and "<locals>" not in c.__qualname__}
-    return {c.__name__ for c in public if not c.__name__.endswith("Mixin") and not c.__module__.startswith("tests")}
+    public = [c for c in found if not c.__name__.startswith("_") and "<locals>" not in c.__qualname__]
+    return {c.__name__: c for c in public if not c.__name__.endswith("Mixin") and not c.__module__.startswith("tests")}

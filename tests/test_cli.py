@@ -220,6 +220,21 @@ def test_checkpoints_that_cannot_be_used(capsys, verb):
 
 
 @pytest.mark.parametrize(
+    ("option", "answer"),
+    [
+        (
+            "--data.partition.alpha",
+            r"`alpha` is an option of `Dirichlet`, .*, for instance `--data.partition Dirichlet`.",
+        ),
+        ("--data.skew.groups", r"`groups` is an option of .*`RotationSkew`: name the class, too, .*`--data.skew Blur"),
+    ],
+)
+def test_an_option_of_a_rule_asks_for_the_rule(capsys, option, answer):
+    message = refused(capsys, "fit", "--model", "FedAvg", "--data", "Digits", option, "4", "--trainer.max_epochs", "1")
+    assert re.match(answer, message)
+
+
+@pytest.mark.parametrize(
     ("arguments", "start"),
     [
         (["--model", "FedProxx"], "`FedProxx` is no class that flightning knows. Did you mean `FedProx`"),

@@ -52,6 +52,8 @@ def find_sweep(argv: Sequence[str]) -> Sweep:
         >>> sweep = find_sweep(["--data", "MNIST", "--data.partition.alpha", "0.1", "5"])
         >>> sweep.option, list(sweep.values), list(sweep.arguments)
         ('--data.partition.alpha', ['0.1', '5'], ['--data', 'MNIST'])
+        >>> list(find_sweep(["--data.partition.alpha=0.1", "5"]).values)
+        ['0.1', '5']
     """
     groups: list[list[str]] = []
     for argument in argv:
@@ -61,14 +63,21 @@ def find_sweep(argv: Sequence[str]) -> Sweep:
             groups[-1].append(argument)
         else:
             raise ConfigurationError(f"`{argument}` belongs to no option: write `--config {argument}`, for instance.")
-    several = [group for group in groups if len(group) > 2]
+    several = [group for group in groups if len(_values(group)) > 1]
     if not several:
         return Sweep(None, [""], list(argv))
     if len(several) > 1:
-        names = " and ".join(f"`{group[0]}`" for group in several)
+        names = " and ".join(f"`{group[0].partition('=')[0]}`" for group in several)
         raise ConfigurationError(f"{names} have several values each: compare the values of one option at a time.")
-    option, *values = several[0]
-    return Sweep(option, values, [a for group in groups if group is not several[0] for a in group])
+    chosen = several[0]
+    others = [argument for group in groups if group is not chosen for argument in group]
+    return Sweep(chosen[0].partition("=")[0], _values(chosen), others)
+
+
+def _values(group: Sequence[str]) -> list[str]:
+    """Values of an option, of which the first may follow an equals sign."""
+    _, sign, first = group[0].partition("=")
+    return [*([first] if sign else []), *group[1:]]
 
 
 def build_data(arguments: Sequence[str]) -> Any:
@@ -90,6 +99,7 @@ def build_data(arguments: Sequence[str]) -> Any:
     parser.add_argument("-c", "--config", action=ActionConfigFile, help="Configuration of a run.")
     parser.add_argument("--seed_everything", type=bool | int, default=0, help="Seed of the partition.")
     parser.add_lightning_class_args(FederatedDataModule, "data", subclass_mode=True, required=True)
+    FriendlyParser.given = arguments
     config = parser.parse_args(_without_other_parts(arguments))
     if config.seed_everything is not False:
         seed_everything(None if config.seed_everything is True else config.seed_everything, workers=True, verbose=False)

@@ -78,6 +78,17 @@ def test_several_values_are_compared(tmp_path, capsys):
     assert emd["0.1"] > emd["0.5"] > emd["5"]
 
 
+def test_the_first_of_several_values_may_follow_an_equals_sign(tmp_path):
+    assert show(tmp_path, "--config", "quickstart", "--data.partition.alpha=0.1", "5") == 0
+    assert {row["partition"] for row in rows_of(tmp_path)} == {"alpha = 0.1", "alpha = 5"}
+
+
+def test_values_of_a_rule_that_is_not_named_ask_for_its_name(tmp_path, capsys):
+    with pytest.raises(SystemExit, match="2"):
+        show(tmp_path, "--data", "Digits", "--data.partition.alpha", "0.1", "0.5")
+    assert "for instance `--data.partition Dirichlet`" in capsys.readouterr().err
+
+
 def test_rules_are_compared(tmp_path):
     assert show(tmp_path, "--data", "Digits", "--data.partition", "IID", "Shards", "--data.num_clients", "5") == 0
     assert {row["partition"] for row in rows_of(tmp_path)} == {"partition = IID", "partition = Shards"}
