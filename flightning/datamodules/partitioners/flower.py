@@ -38,12 +38,13 @@ class FlowerPartitioner(Partitioner):
 
     def __init__(self, rule: str, options: dict[str, Any] | None = None) -> None:
         self.rule = rule
-        self.options = options or {}
+        self.options = options
+        self._options = options or {}
 
     def count_clients(self, ids: npt.NDArray[Any] | None = None) -> int | None:
         """What the options say, or what the rule counts by itself, such as natural ids."""
         if "num_partitions" in inspect.signature(self._class()).parameters:
-            return self.options.get("num_partitions")
+            return self._options.get("num_partitions")
         flower = self._build(np.zeros(1 if ids is None else len(ids), dtype=np.int64), 1, 0, ids)
         with self._explained():
             return int(flower.num_partitions)
@@ -92,7 +93,7 @@ class FlowerPartitioner(Partitioner):
 
         table = {"label": labels, "row": np.arange(len(labels))}
         with self._explained():
-            flower = cls(**{k: v for k, v in defaults.items() if k in accepted} | self.options)
+            flower = cls(**{k: v for k, v in defaults.items() if k in accepted} | self._options)
             flower.dataset = Dataset.from_dict(table if ids is None else {**table, "client": ids})
         return flower
 
@@ -102,6 +103,6 @@ class FlowerPartitioner(Partitioner):
             yield
         except (TypeError, ValueError, KeyError) as error:
             raise ConfigurationError(
-                f"`{self.rule}` of `flwr_datasets` cannot deal the samples with `options={self.options}` "
+                f"`{self.rule}` of `flwr_datasets` cannot deal the samples with `options={self._options}` "
                 f"({type(error).__name__}: {error}): correct `data.partition.options` or `data.num_clients`."
             ) from error
