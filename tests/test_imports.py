@@ -19,8 +19,8 @@ MODULES = sorted(
 
 #: Modules that make up the two contracts: `base` and what it is made of.
 CONTRACTS = {
-    "algorithms": {"base", "client", "composition", "evaluation", "observe", "shared_metrics", "state", "stored_states",
-                   "view"},
+    "algorithms": {"base", "client", "composition", "evaluation", "local_logs", "observe", "shared_metrics", "state",
+                   "stored_states", "view"},
     "datamodules": {"base", "in_memory", "loaders", "local_tests", "partitioners", "skews", "settings", "sources",
                     "stream", "transforms", "view"},
 }  # fmt: skip

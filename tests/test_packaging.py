@@ -84,8 +84,8 @@ def test_a_reader_that_leaves_early_is_no_error(verb):
     # as `flightning report --help | head -1`: whoever reads has closed the pipe
     read, write = os.pipe()
     os.close(read)
-    done = subprocess.run(
-        [sys.executable, "-m", "flightning", verb, "--help"], stdout=write, stderr=subprocess.PIPE, check=False
-    )
+    buffered = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    command = [sys.executable, "-m", "flightning", verb, "--help"]
+    done = subprocess.run(command, stdout=write, stderr=subprocess.PIPE, check=False, env=buffered)
     os.close(write)
     assert (done.returncode, done.stderr) == (1, b"")

@@ -93,4 +93,4 @@ def test_a_partition_of_other_data(capsys):
     printed = refusal(capsys, *TWEETS, *chosen)
     assert "`split.npz` was made for other data (1437 labels" in printed
     assert "here are 12" in printed
-    assert "load the data set it was made for, or make a new partition" in printed
+    assert "load the data set it was made for, with the same `data.shared_fraction`" in printed
