@@ -29,7 +29,7 @@ def explain_failures(trainer: Trainer, watch: Callable[[], Watch | None]) -> Non
             type(loop).run(loop)
         except RuntimeError as error:
             if (current := watch()) is not None:
-                current.report(patience=2.0)
+                current.explain(error)
             if trainer.received_sigterm:
                 raise SIGTERMException from error
             raise

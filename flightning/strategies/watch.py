@@ -18,9 +18,11 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import torch.distributed as dist
 from lightning.fabric.strategies.launchers.subprocess_script import _ChildProcessObserver
 from lightning.pytorch import Trainer
 
+from flightning.strategies import heartbeat
 from flightning.strategies.processes import Processes
 from flightning.strategies.sigterm import SigtermListener
 
@@ -38,7 +40,7 @@ def has_lost_process() -> bool:
 
 
 class Watch(threading.Thread):
-    """Look after the processes on this machine; `start` it on all of them, and `stop` it when nothing can fail.
+    """Look after the other processes; `start` it on all of them, and `stop` it when nothing can fail.
 
     Args:
         processes: All of them.
@@ -51,9 +53,17 @@ class Watch(threading.Thread):
         self._rank = processes.rank
         here = _machine()
         places = processes.gather((here, os.getpid()))
-        self._others = {r: pid for r, (machine, pid) in enumerate(places) if machine == here and r != processes.rank}
-        # a container may hide the processes beside it
-        self._others = {rank: pid for rank, pid in self._others.items() if _is_alive(pid)}
+        self._names: list[str] = []
+        self._beside: dict[int, int] = {}
+        self._elsewhere: list[int] = []
+        for rank, (machine, pid) in enumerate(places):
+            self._names.append(f"rank {rank} (process {pid}{'' if machine == here else f' on {machine[0]}'})")
+            if machine != here:
+                self._elsewhere.append(rank)
+            elif rank != self._rank and _is_alive(pid):  # a container may hide the processes beside it
+                self._beside[rank] = pid
+        self._heartbeat = heartbeat.Heartbeat(self._rank, self._elsewhere)
+        processes.wait()
         self._trainer, self._say_stopped = trainer, say_stopped
         self._children = list(getattr(trainer.strategy.launcher, "procs", []))
         self._stopped = threading.Event()
@@ -63,26 +73,30 @@ class Watch(threading.Thread):
 
     def stop(self) -> None:
         """Look no longer."""
+        self._heartbeat.stop()
         self._stopped.set()
         self._sigterm.close()
 
     def run(self) -> None:
         """Wait for SIGTERM or the end of another process, and end this one."""
+        self._heartbeat.start()
         while not self._stopped.is_set():
-            if self._sigterm.wait(INTERVAL) and not self._stopped.is_set():
+            has_come = self._sigterm.wait(INTERVAL) or self._heartbeat.hears_sigterm()
+            if has_come and not self._stopped.is_set():
                 self._note_sigterm()
             if self._find_dead() and not self._stopped.is_set():
                 self._end()
                 return
 
     def _note_sigterm(self) -> None:
-        """Let the loops of all processes on this machine end at their next step, or their exchange fail."""
+        """Let the loops of all processes end at their next step, or their exchange fail."""
         connector = self._trainer._signal_connector
         if not connector.received_sigterm:
             connector.received_sigterm = True
-            for pid in self._others.values():
+            for pid in self._beside.values():
                 with contextlib.suppress(OSError):  # it has ended
                     os.kill(pid, signal.SIGTERM)
+            self._heartbeat.tell_sigterm()
 
     def _end(self) -> None:
         if self._trainer.received_sigterm:  # the others have ended for the same reason
@@ -95,18 +109,22 @@ class Watch(threading.Thread):
         faulthandler.dump_traceback_later(GRACE, exit=True, file=Path(os.devnull).open("w"))  # noqa: SIM115
         _thread.interrupt_main()
 
-    def report(self, patience: float = 0.0) -> None:
-        """Name the processes that have ended, once.
-
-        Args:
-            patience: Seconds to wait for one, where an exchange has failed for a reason that is not known yet.
-        """
+    def explain(self, error: RuntimeError) -> None:
+        """Wait until it is known why an exchange has failed, and name the processes that have ended."""
+        is_exchange = isinstance(error, dist.DistError) or "gloo" in str(error)
+        patience = heartbeat.STALE + GRACE if is_exchange and self._elsewhere else 2.0
         until = time.monotonic() + patience
-        while not (dead := self._find_dead()) and time.monotonic() < until and not self._trainer.received_sigterm:
+        while not self._trainer.received_sigterm and not self._find_dead() and time.monotonic() < until:
             time.sleep(INTERVAL / 10)
-        if dead and not has_lost_process() and not self._trainer.received_sigterm:
+        if not self._trainer.received_sigterm:
+            self.report()
+
+    def report(self) -> None:
+        """Name the processes that have ended, once."""
+        dead = self._find_dead()
+        if dead and not has_lost_process():
             _lost.set()
-            who = " and ".join(f"rank {rank} (process {pid})" for rank, pid in dead.items())
+            who = " and ".join(self._names[rank] for rank in dead)
             print(
                 f"error: {who} ended before the run was over, so rank {self._rank} stops, too: start again with "
                 "`--ckpt_path last` to go on after the last finished round.",
@@ -114,10 +132,11 @@ class Watch(threading.Thread):
                 flush=True,
             )
 
-    def _find_dead(self) -> dict[int, int]:
+    def _find_dead(self) -> list[int]:
         for child in self._children:
             child.poll()  # a child that nobody asks for stays in the table of processes
-        return {rank: pid for rank, pid in self._others.items() if not _is_alive(pid)}
+        dead = [rank for rank, pid in self._beside.items() if not _is_alive(pid)]
+        return sorted([*dead, *self._heartbeat.silent()])
 
 
 def _machine() -> tuple[str, ...]:

@@ -6,6 +6,7 @@ python -m tests.strategies.faulty FOLDER '{"strategy": "client_parallel", "devic
 import json
 import logging
 import os
+import socket
 import sys
 import time
 import warnings
@@ -15,6 +16,7 @@ import torch
 from lightning.pytorch import Callback
 
 from flightning.callbacks import LastCheckpoint
+from flightning.strategies import heartbeat
 from tests import algorithms_on_digits as digits
 
 ROUNDS = 4
@@ -35,11 +37,20 @@ class Pause(Callback):
                 time.sleep(0.02)
 
 
-def main(folder, pause=None, waiting=(0, 1), name="SCAFFOLD", federation=None, resume=False, **options):
+def far_apart():
+    """Let every process believe that it is alone on its machine, and a lost one be missed soon."""
+    host = f"node{os.environ.get('LOCAL_RANK', '0')}"
+    socket.gethostname = lambda: host
+    heartbeat.BEAT, heartbeat.STALE = 0.5, 5.0
+
+
+def main(folder, pause=None, waiting=(0, 1), apart=False, name="SCAFFOLD", federation=None, resume=False, **options):
     torch.set_num_threads(1)
     warnings.filterwarnings("ignore")
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
     folder = Path(folder)
+    if apart:
+        far_apart()
     module, _ = digits.run(
         name,
         ROUNDS,

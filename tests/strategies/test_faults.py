@@ -109,6 +109,13 @@ def test_a_killed_run_goes_on_in_one_process(killed, whole, tmp_path):
     assert distance(whole, finished(tmp_path / "run")) < 1e-6
 
 
+def test_a_killed_run_of_one_process_goes_on_in_two(whole, tmp_path):
+    process = start(tmp_path, pause=2)
+    os.kill(ready(tmp_path, process, 0), signal.SIGKILL)
+    ended(process, tmp_path)
+    assert distance(whole, finished(tmp_path, **PAIR)) < 1e-6
+
+
 @pytest.mark.slow
 def test_the_first_process_is_missed_by_the_others(tmp_path):
     pid, code, text = broken_off(tmp_path, rank=0, **PAIR)
@@ -121,6 +128,27 @@ def test_a_killed_process_is_named_under_ddp(tmp_path):
     pid, code, text = broken_off(tmp_path, **DDP)
     assert code not in (0, None)
     assert f"error: rank 1 (process {pid}) ended before the run was over" in text
+
+
+@pytest.mark.parametrize(
+    ("rank", "waiting"),
+    [
+        (1, [0, 1]),  # the first process trains
+        pytest.param(1, [1], marks=pytest.mark.slow),  # it waits in an exchange
+        pytest.param(0, [0, 1], marks=pytest.mark.slow),  # it is lost, and with it the store of the processes
+    ],
+)
+def test_a_process_that_is_lost_on_another_machine_is_named(tmp_path, rank, waiting):
+    pid, _, text = broken_off(tmp_path, rank, waiting=waiting, apart=True, **PAIR)
+    assert f"error: rank {rank} (process {pid} on node{rank}) ended before the run was over" in text
+
+
+@pytest.mark.slow
+def test_sigterm_reaches_other_machines(tmp_path):
+    _, code, text = broken_off(tmp_path, rank=1, how=signal.SIGTERM, apart=True, **PAIR)
+    assert code == 128 + signal.SIGTERM
+    assert "stopped by SIGTERM in round 3: " in text
+    assert "Traceback" not in text
 
 
 @pytest.mark.parametrize("layout", [PAIR, pytest.param(DDP, marks=pytest.mark.slow)], ids=["client_parallel", "ddp"])
