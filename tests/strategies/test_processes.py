@@ -12,13 +12,15 @@ DDP = {"strategy": "ddp", "devices": 2}
 #: Their terms couple the samples of a batch, and see only the part of a process.
 COUPLED = ("FedCD", "FedIR", "FedRL", "RFedAvg", "RFedAvgPlus", "VHL")
 SAME_UNDER_DDP = [name for name in READY_MADE if name not in COUPLED]
+#: A server with state, a teacher of each client, weights that stay with clients.
+REPEATED = ("SCAFFOLD", "MOON", "FedBN")
 #: Seven batches of the test set.
 EVALUATION = {"eval_batch_size": 60}
 
 CASES = {
     **{f"parallel/{name}": {"name": name, "data": EVALUATION, **PAIR} for name in READY_MADE},
     **{f"ddp/{name}": {"name": name, "net": "PlainNet", **DDP} for name in SAME_UNDER_DDP},
-    "again": {"name": "SCAFFOLD", "data": EVALUATION, **PAIR},
+    **{f"again/{name}": {"name": name, "data": EVALUATION, **PAIR} for name in REPEATED},
     "fused": {"name": "SCAFFOLD", "federation": {"local_loop": "fused"}, **PAIR},
     "idle": {"name": "FedProx", "federation": {"participation": 1}, "saves": True, "rounds": 3, **PAIR},
     "idle fused": {
@@ -92,8 +94,9 @@ def test_ddp_agrees_with_one_process(ranks, name):
     assert_agrees(ranks[0][f"ddp/{name}"], single(CASES[f"ddp/{name}"]), tolerance=1e-5)
 
 
-def test_two_runs_of_the_same_layout_are_bit_identical(ranks):
-    assert_equal_nested(ranks[0]["again"], ranks[0]["parallel/SCAFFOLD"])
+@pytest.mark.parametrize("name", REPEATED)
+def test_two_runs_of_the_same_layout_are_bit_identical(ranks, name):
+    assert_equal_nested(ranks[0][f"again/{name}"], ranks[0][f"parallel/{name}"])
 
 
 @pytest.mark.parametrize("key", ["fused", "idle", "idle fused", "coarse evaluation", "growing"])
