@@ -172,6 +172,11 @@ def test_the_number_of_clients_may_be_among_the_options_of_flower():
 
 
 @pytest.mark.usefixtures("flower")
+def test_sizes_among_the_options_of_flower_count_the_clients():
+    assert FlowerPartitioner("EveryNth", {"partition_sizes": [50, 30, 20]}).count_clients() == 3
+
+
+@pytest.mark.usefixtures("flower")
 def test_flower_natural_rules_need_ids():
     with pytest.raises(ConfigurationError, match="`ByIdNaturalId` needs the natural id of each sample: choose a data"):
         FlowerPartitioner("ByIdNaturalId")(LABELS, 5, seed=0)
@@ -210,6 +215,12 @@ def test_real_flower_partitioners_where_installed():
     rule = FlowerPartitioner("PathologicalPartitioner", {"num_classes_per_partition": 2})
     parts = rule(LABELS, 10, seed=0)
     assert [len(set(LABELS[part].tolist())) for part in parts] == [2] * 10
+
+
+def test_real_sizes_where_installed():
+    pytest.importorskip("flwr_datasets")
+    parts = FlowerPartitioner("SizePartitioner", {"partition_sizes": [50, 30, 20]})(LABELS, None, seed=0)
+    assert [len(part) for part in parts] == [50, 30, 20]
 
 
 def test_real_natural_partitioners_where_installed():

@@ -39,15 +39,19 @@ class FlowerPartitioner(Partitioner):
     def __init__(self, rule: str, options: dict[str, Any] | None = None) -> None:
         self.rule = rule
         self.options = options
-        self._options = options or {}
 
     def count_clients(self, ids: npt.NDArray[Any] | None = None) -> int | None:
-        """What the options say, or what the rule counts by itself, such as natural ids."""
-        if "num_partitions" in inspect.signature(self._class()).parameters:
-            return self._options.get("num_partitions")
-        flower = self._build(np.zeros(1 if ids is None else len(ids), dtype=np.int64), 1, 0, ids)
-        with self._explained():
-            return int(flower.num_partitions)
+        """What the options say, or what a natural rule counts by itself."""
+        if self._is_natural:
+            flower = self._build(np.zeros(0 if ids is None else len(ids), dtype=np.int64), 1, 0, ids)
+            with self._explained():
+                return int(flower.num_partitions)
+        given = self.options or {}
+        return len(given["partition_sizes"]) if "partition_sizes" in given else given.get("num_partitions")
+
+    @property
+    def _is_natural(self) -> bool:
+        return "NaturalId" in self.rule
 
     def split(self, labels: Labels, num_clients: int, rng: np.random.Generator) -> Parts:
         """Let Flower deal the row numbers."""
@@ -81,19 +85,22 @@ class FlowerPartitioner(Partitioner):
 
     def _build(self, labels: Labels, num_clients: int, seed: int, ids: npt.NDArray[Any] | None) -> Any:
         cls = self._class()
-        is_natural = "NaturalId" in self.rule
-        if is_natural and ids is None:
+        if self._is_natural and ids is None:
             raise ConfigurationError(
                 f"`{self.rule}` needs the natural id of each sample: choose a data set with a client column "
                 "(`client_column`) or another partition."
             )
-        defaults = {"num_partitions": num_clients, "partition_by": "client" if is_natural else "label", "seed": seed}
+        defaults = {
+            "num_partitions": num_clients,
+            "partition_by": "client" if self._is_natural else "label",
+            "seed": seed,
+        }
         accepted = inspect.signature(cls).parameters
         from datasets import Dataset
 
         table = {"label": labels, "row": np.arange(len(labels))}
         with self._explained():
-            flower = cls(**{k: v for k, v in defaults.items() if k in accepted} | self._options)
+            flower = cls(**{k: v for k, v in defaults.items() if k in accepted} | (self.options or {}))
             flower.dataset = Dataset.from_dict(table if ids is None else {**table, "client": ids})
         return flower
 
@@ -103,6 +110,6 @@ class FlowerPartitioner(Partitioner):
             yield
         except (TypeError, ValueError, KeyError) as error:
             raise ConfigurationError(
-                f"`{self.rule}` of `flwr_datasets` cannot deal the samples with `options={self._options}` "
+                f"`{self.rule}` of `flwr_datasets` cannot deal the samples with `options={self.options or {}}` "
                 f"({type(error).__name__}: {error}): correct `data.partition.options` or `data.num_clients`."
             ) from error
