@@ -77,8 +77,10 @@ class Contest:
             with tempfile.TemporaryDirectory() as folder:
                 self.run(contestant, setting, Path(folder))
                 found[contestant] = np.load(Path(folder) / "weights.npy")
-        for contestant, value in check.compare(found, task.weights).items():
+        differences = check.compare(found, task.weights)
+        for contestant, value in differences.items():
             print(f"{self.name}  {contestant:46s} weights after {rounds} rounds differ by {value:.1e}", flush=True)
+        check.refuse_differences(differences)
 
     def measure(self, contestants: Sequence[str], rounds: int, turns: int, results: Path) -> None:
         """Add measurements of each contestant to the results, turn after turn."""

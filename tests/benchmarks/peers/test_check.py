@@ -1,14 +1,16 @@
 import numpy as np
 import pytest
 
-from benchmarks.peers.check import TOLERANCE, compare
+from benchmarks.peers.check import TOLERANCE, compare, refuse_differences
 from benchmarks.peers.task import cuts
 
 START, END = np.float32([0, 0]), np.float32([3, 4])
 
 
 def test_contestants_with_the_same_weights_pass():
-    assert compare({"hand-written": END, "pfl": END.copy()}, START) == {"hand-written": 0.0, "pfl": 0.0}
+    differences = compare({"hand-written": END, "pfl": END.copy()}, START)
+    assert differences == {"hand-written": 0.0, "pfl": 0.0}
+    refuse_differences(differences)
 
 
 def test_differences_are_parts_of_the_way_the_weights_have_come():
@@ -20,7 +22,7 @@ def test_differences_are_parts_of_the_way_the_weights_have_come():
 @pytest.mark.parametrize("wrong", [END * (1 + 2 * TOLERANCE), START, END * np.nan])
 def test_a_contestant_with_other_weights_is_named(wrong):
     with pytest.raises(RuntimeError, match=r"differ.*'pfl'"):
-        compare({"hand-written": END, "pfl": wrong.astype(np.float32)}, START)
+        refuse_differences(compare({"hand-written": END, "pfl": wrong.astype(np.float32)}, START))
 
 
 def test_a_row_of_clients_is_cut_where_half_of_the_samples_are():
