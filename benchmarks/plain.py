@@ -71,11 +71,11 @@ class Workload:
 WORKLOADS = {
     "A": Workload(
         "Fashion-MNIST, 10 clients Dirichlet(0.5), small CNN, batch 32, 1 epoch, SGD 0.01 with momentum 0.9",
-        *("SmallCNN", SmallNet, 10, 32, 1, 0.01, 0.9, 3),
+        *("SmallCNN", SmallNet, 10, 32, 1, 0.01, 0.9, 2),
     ),
     "B": Workload(
         "MNIST sorted by label, 500 clients, 100 per round, McMahan CNN, batch 32, 2 epochs, SGD 0.1",
-        *("McMahanCNN", McMahanNet, 100, 32, 2, 0.1, 0.0, 3),
+        *("McMahanCNN", McMahanNet, 100, 32, 2, 0.1, 0.0, 1),
     ),
     "C": Workload(
         "MNIST, 1000 clients of 60 samples, 100 per round, logistic regression, batch 10, 1 epoch, SGD 0.03",

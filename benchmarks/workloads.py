@@ -133,9 +133,10 @@ def train_clients(
     return total
 
 
-def _worker(work: Workload, clients: dict[int, tuple[Tensor, Tensor]], pipe: Connection, shuffle: bool) -> None:
+def _worker(
+    net: nn.Module, work: Workload, clients: dict[int, tuple[Tensor, Tensor]], pipe: Connection, shuffle: bool
+) -> None:
     torch.set_num_threads(1)
-    net = work.plain()
     while (job := pipe.recv()) is not None:
         weights, chosen = job
         net.load_state_dict({n: torch.from_numpy(w) for n, w in weights.items()})
@@ -143,18 +144,20 @@ def _worker(work: Workload, clients: dict[int, tuple[Tensor, Tensor]], pipe: Con
         pipe.send({n: w.numpy() for n, w in sums.items()})
 
 
-def handwritten(work: Workload, data: FederatedDataModule, rounds: int, processes: int) -> tuple[RoundClock, nn.Module]:
+def handwritten(
+    net: nn.Module, work: Workload, data: FederatedDataModule, rounds: int, processes: int
+) -> tuple[RoundClock, nn.Module]:
     """Time of each round of a plain loop, in this process or in persistent workers with the same balancing."""
     cohorts = cohorts_of(work, data, rounds)
     clients = {c: read(data, c) for c in range(data.num_clients)}
-    net, clock = work.plain(), RoundClock()
+    clock = RoundClock()
     load_flat(net, initial_weights(work))
     pipes: list[Connection] = []
     if processes > 1:
         context = mp.get_context("fork")
         for _ in range(processes):
             own, theirs = context.Pipe()
-            context.Process(target=_worker, args=(work, clients, theirs, data.shuffle), daemon=True).start()
+            context.Process(target=_worker, args=(net, work, clients, theirs, data.shuffle), daemon=True).start()
             pipes.append(own)
     clock.tick()
     for cohort in cohorts:
@@ -221,6 +224,8 @@ def flightning(
 CONTESTANTS = {
     "hand-written, 1 process x 2 threads": ("handwritten", 1, 2),
     "hand-written, 2 processes x 1 thread": ("handwritten", 2, 1),
+    "hand-written, nets of flightning, 1 process x 2 threads": ("own nets", 1, 2),
+    "hand-written, nets of flightning, 2 processes x 1 thread": ("own nets", 2, 1),
     "flightning fused, 1 process x 2 threads": ("fused", 1, 2),
     "flightning fused, 2 processes x 1 thread": ("fused", 2, 1),
     "flightning lightning, 1 process x 2 threads": ("lightning", 1, 2),
@@ -232,8 +237,9 @@ def contest(name: str, root: str, kind: str, processes: int, setting: Setting, f
     """Run one contestant and write what it took."""
     torch.set_num_threads(setting.threads)
     work, data = WORKLOADS[name], make_data(name, root, setting.shuffle, setting.share)
-    if kind == "handwritten":
-        clock, net = handwritten(work, data, setting.rounds, processes)
+    if kind in ("handwritten", "own nets"):
+        own = make_module(work).net if kind == "own nets" else work.plain()
+        clock, net = handwritten(own, work, data, setting.rounds, processes)
     else:
         clock, net = flightning(work, data, setting.rounds, processes, kind)
         if int(os.environ.get("LOCAL_RANK", "0")):
@@ -247,6 +253,10 @@ def own_command(contestant: str, name: str, root: str, setting: Setting, folder:
     kind, processes, _ = CONTESTANTS[contestant]
     options = [name, root, kind, str(processes), json.dumps(asdict(setting)), str(folder)]
     return [sys.executable, "-m", "benchmarks.workloads", "--contest", *options]
+
+
+#: Seconds between two looks at the memory of a contestant, each of which takes a part of a core from it.
+LOOK = 1.0
 
 
 def tree_memory(pid: int) -> float:
@@ -281,7 +291,7 @@ def measure(command: list[str], threads: int, folder: Path) -> dict[str, float]:
         process = subprocess.Popen(command, env=environment, stdout=output, stderr=subprocess.STDOUT)
         while process.poll() is None:
             peak = max(peak, tree_memory(process.pid))
-            time.sleep(0.3)
+            time.sleep(LOOK)
     if process.returncode:
         raise RuntimeError(f"`{' '.join(command)}` failed:\n{log.read_text()[-3000:]}")
     result = json.loads((folder / "result.json").read_text())

@@ -79,7 +79,7 @@ class Contest:
                 found[contestant] = np.load(Path(folder) / "weights.npy")
         differences = check.compare(found, task.weights)
         for contestant, value in differences.items():
-            print(f"{self.name}  {contestant:46s} weights after {rounds} rounds differ by {value:.1e}", flush=True)
+            print(f"{self.name}  {contestant:56s} weights after {rounds} rounds differ by {value:.1e}", flush=True)
         check.refuse_differences(differences)
 
     def measure(self, contestants: Sequence[str], rounds: int, turns: int, results: Path) -> None:
@@ -90,7 +90,7 @@ class Contest:
                 figures = self.run(contestant, Setting(ALL[contestant][2], rounds), Path(folder))
             table.append(results, {"workload": self.name, "contestant": contestant, **figures})
             shown = "  ".join(f"{key} {value:.3f}" for key, value in figures.items())
-            print(f"{self.name}  {contestant:46s} {shown}", flush=True)
+            print(f"{self.name}  {contestant:56s} {shown}", flush=True)
 
 
 def main() -> None:
@@ -103,7 +103,7 @@ def main() -> None:
     parser.add_argument("--steps", nargs="+", choices=["check", "measure", "table"], default=["check", "measure"])
     parser.add_argument("--check-rounds", type=int, default=2, help="rounds before weights are compared")
     parser.add_argument("--rounds", type=int, help="steady rounds of each contestant")
-    parser.add_argument("--turns", type=int, default=1, help="how often all contestants run, one after the other")
+    parser.add_argument("--turns", type=int, default=3, help="how often all contestants run, one after the other")
     parser.add_argument("--results", type=Path, help="file of the measurements; results.jsonl beside the environments")
     parser.add_argument("--append", action="store_true", help="keep the measurements that are there")
     parser.add_argument("--markdown", type=Path, help="file for the tables, which are printed, too")

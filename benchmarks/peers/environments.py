@@ -12,13 +12,14 @@ import argparse
 import subprocess
 import sys
 from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
 
 #: Where the environments lie unless told otherwise; git ignores it.
 FOLDER = Path(".peers")
 
-#: The same for all peers. flightning runs with that of its own environment, which may be another.
-TORCH = "torch==2.13.0"
+#: The release that flightning and the hand-written loops run with, so that all contestants have the same kernels.
+TORCH = f"torch=={version('torch').partition('+')[0]}"
 
 
 @dataclass(frozen=True)
@@ -38,8 +39,8 @@ class Peer:
     stub: str = ""
 
 
-#: FedLab's data sets import torchvision, and `fedlab.core` imports them. None of them is used here, and a torchvision
-#: that fits the CPU build of PyTorch is not in every index; the one that pip picks brings a CUDA build along.
+#: FedLab's data sets import torchvision, and `fedlab.core` imports them. None of them is used here, and the torchvision
+#: that pip picks may bring another PyTorch along.
 TORCHVISION_STUB = '''"""Stands in for torchvision, which FedLab imports and this benchmark never calls."""
 
 datasets = transforms = None

@@ -10,7 +10,7 @@ from typing import Any
 
 from benchmarks.plain import WORKLOADS
 
-#: Times are divided by those of this contestant.
+#: Times are divided by those of this contestant in the same turn.
 BASE = "hand-written, 1 process x 2 threads"
 
 COLUMNS = ("seconds per round", "ratio", "start-up, s", "peak PSS, GiB", "accuracy")
@@ -29,28 +29,45 @@ def read_records(path: Path) -> list[Record]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
+def turns(records: Sequence[Record], workload: str) -> dict[str, list[Record]]:
+    """The measurements of each contestant, turn after turn, in order of their first turn."""
+    found: dict[str, list[Record]] = {}
+    for record in records:
+        if record["workload"] == workload:
+            found.setdefault(record["contestant"], []).append(record)
+    return found
+
+
 def medians(records: Sequence[Record], workload: str) -> dict[str, dict[str, float]]:
-    """Median of each figure over the turns of each contestant, in order of their first turn."""
-    own = [r for r in records if r["workload"] == workload]
-    names = list(dict.fromkeys(r["contestant"] for r in own))
+    """Median of each figure over the turns of each contestant."""
     keys = ("seconds", "start-up", "PSS GiB", "accuracy")
-    return {n: {k: statistics.median(r[k] for r in own if r["contestant"] == n) for k in keys} for n in names}
+    measured = turns(records, workload).items()
+    return {name: {k: statistics.median(r[k] for r in own) for k in keys} for name, own in measured}
+
+
+def ratio(records: Sequence[Record], workload: str, contestant: str) -> str:
+    """Median over the turns of the ratio to the base in the same turn, with the smallest and the largest one."""
+    measured = turns(records, workload)
+    pairs = zip(measured[contestant], measured.get(BASE, []), strict=False)
+    found = sorted(own["seconds"] / base["seconds"] for own, base in pairs)
+    if not found:
+        return "-"
+    spread = f" ({found[0]:.2f} to {found[-1]:.2f})" if len(found) > 1 and contestant != BASE else ""
+    return f"{statistics.median(found):.2f}{spread}"
 
 
 def rows(records: Sequence[Record], workload: str) -> list[list[str]]:
     """Cells of the table of one workload; without a ratio where the base was not measured."""
-    figures = medians(records, workload)
-    base = figures[BASE]["seconds"] if BASE in figures else float("nan")
     return [
         [
             name,
             f"{f['seconds']:.3g}",
-            f"{f['seconds'] / base:.2f}",
+            ratio(records, workload, name),
             f"{f['start-up']:.1f}",
             f"{f['PSS GiB']:.2f}",
             f"{f['accuracy']:.3f}",
         ]
-        for name, f in figures.items()
+        for name, f in medians(records, workload).items()
     ]
 
 

@@ -16,7 +16,7 @@ def test_every_peer_and_every_loop_runs_in_one_and_in_two_processes():
     layouts = {}
     for kind, processes, threads in ALL.values():
         layouts.setdefault(kind, []).append((processes, threads))
-    assert set(layouts) == {"handwritten", "fused", "lightning", *PEERS}
+    assert set(layouts) == {"handwritten", "own nets", "fused", "lightning", *PEERS}
     assert all(found == [(1, 2), (2, 1)] for found in layouts.values())
 
 

@@ -1,5 +1,3 @@
-import math
-
 from benchmarks.peers.table import BASE, append, markdown, medians, read_records, rows
 
 
@@ -21,8 +19,13 @@ def test_ratios_are_to_the_hand_written_loop_of_the_same_workload():
 
 def test_without_the_hand_written_loop_there_is_no_ratio():
     ((name, seconds, ratio, *_),) = rows([record("pfl", 1.0)], "C")
-    assert (name, seconds) == ("pfl", "1")
-    assert math.isnan(float(ratio))
+    assert (name, seconds, ratio) == ("pfl", "1", "-")
+
+
+def test_ratios_are_taken_turn_by_turn_and_shown_with_their_range():
+    turns = [(2.0, 1.0), (4.0, 1.0), (1.0, 3.0)]
+    records = [measured for base, own in turns for measured in (record(BASE, base), record("pfl", own))]
+    assert [row[2] for row in rows(records, "C")] == ["1.00", "0.50 (0.25 to 3.00)"]
 
 
 def test_a_table_is_markdown_with_columns_of_equal_width():
