@@ -11,6 +11,8 @@ JOBS ?= 1
 OPTIONS ?=
 
 .PHONY: quickstart test clean paper-fedrl paper-rfedavg paper-fedcd paper-cdfdm
+.PHONY: paper-rfedavg-silo paper-rfedavg-device paper-fedcd-accuracy paper-fedcd-scale paper-fedcd-ablation
+.PHONY: paper-cdfdm-methods paper-cdfdm-local
 
 quickstart: $(VENV)/.installed
 	$(BIN)/flightning fit --config configs/quickstart.yaml
@@ -22,16 +24,43 @@ test: $(VENV)/.installed-dev
 	$(BIN)/mypy
 	$(BIN)/python -m pytest -m "not slow and not gpu"
 
-paper-fedrl paper-fedcd: paper-%: $(VENV)/.installed
-	$(BIN)/flightning compare --grid $* --out runs/paper-$*-$(BUDGET) --jobs $(JOBS) --data.root $(DATA) --budget $(BUDGET) $(OPTIONS)
+# $(call compare,GRID,FOLDER)
+compare = $(BIN)/flightning compare --grid $(1) --out runs/$(2)-$(BUDGET) --jobs $(JOBS) --data.root $(DATA) --budget $(BUDGET) $(OPTIONS)
+# Of several grids, all run even if a cell of the first has failed, which the exit code says at the end.
+RUN_ALL := --no-print-directory --keep-going
+
+paper-fedrl: $(VENV)/.installed
+	$(call compare,fedrl,paper-fedrl)
 
 paper-rfedavg: $(VENV)/.installed
-	$(BIN)/flightning compare --grid rfedavg --out runs/paper-rfedavg-silo-$(BUDGET) --jobs $(JOBS) --data.root $(DATA) --budget $(BUDGET) $(OPTIONS)
-	$(BIN)/flightning compare --grid rfedavg_device --out runs/paper-rfedavg-device-$(BUDGET) --jobs $(JOBS) --data.root $(DATA) --budget $(BUDGET) $(OPTIONS)
+	@$(MAKE) $(RUN_ALL) paper-rfedavg-silo paper-rfedavg-device
+
+paper-rfedavg-silo: $(VENV)/.installed
+	$(call compare,rfedavg,paper-rfedavg-silo)
+
+paper-rfedavg-device: $(VENV)/.installed
+	$(call compare,rfedavg_device,paper-rfedavg-device)
+
+paper-fedcd: $(VENV)/.installed
+	@$(MAKE) $(RUN_ALL) paper-fedcd-accuracy paper-fedcd-scale paper-fedcd-ablation
+
+paper-fedcd-accuracy: $(VENV)/.installed
+	$(call compare,fedcd,paper-fedcd)
+
+paper-fedcd-scale: $(VENV)/.installed
+	$(call compare,fedcd_scale,paper-fedcd-scale)
+
+paper-fedcd-ablation: $(VENV)/.installed
+	$(call compare,fedcd_ablation,paper-fedcd-ablation)
 
 paper-cdfdm: $(VENV)/.installed
-	$(BIN)/flightning compare --grid cdfdm --out runs/paper-cdfdm-$(BUDGET) --jobs $(JOBS) --data.root $(DATA) --budget $(BUDGET) $(OPTIONS)
-	$(BIN)/flightning compare --grid cdfdm_local --out runs/paper-cdfdm-local-$(BUDGET) --jobs $(JOBS) --data.root $(DATA) --budget $(BUDGET) $(OPTIONS)
+	@$(MAKE) $(RUN_ALL) paper-cdfdm-methods paper-cdfdm-local
+
+paper-cdfdm-methods: $(VENV)/.installed
+	$(call compare,cdfdm,paper-cdfdm)
+
+paper-cdfdm-local: $(VENV)/.installed
+	$(call compare,cdfdm_local,paper-cdfdm-local)
 
 clean:
 	rm -rf $(VENV) build *.egg-info

@@ -9,7 +9,12 @@ from flightning.errors import ConfigurationError
 __all__ = ["scale_rounds"]
 
 #: Arguments of PyTorch's schedulers that count rounds.
-_IN_ROUNDS = ("milestones", "step_size", "T_max", "T_0", "total_iters")
+_IN_ROUNDS = (
+    *("milestones", "step_size", "T_max", "T_0", "total_iters"),
+    *("step_size_up", "step_size_down"),  # CyclicLR
+    *("total_steps", "epochs"),  # OneCycleLR
+    *("patience", "cooldown"),  # ReduceLROnPlateau
+)
 
 
 def scale_rounds(config: Any, budget: float) -> str:
@@ -42,8 +47,10 @@ of [40, 80]). These are not the numbers of the full protocol.'
         return ""
     fewer = max(1, round(budget * rounds))
     trainer["max_epochs"] = fewer
-    changed = _scale_schedule(config.get("lr_scheduler"), fewer / rounds)
-    details = f", learning-rate schedule scaled with them ({', '.join(changed)})" if changed else ""
+    scheduler = config.get("lr_scheduler")
+    changed = _scale_schedule(scheduler, fewer / rounds)
+    details = ", learning-rate schedule not scaled" if scheduler else ""
+    details = f", learning-rate schedule scaled with them ({', '.join(changed)})" if changed else details
     details += _scale_method(config.get("model"), fewer, rounds) + _scale_evaluation(trainer, fewer, rounds)
     counted = f"{fewer} round{'s' if fewer > 1 else ''}"
     return (
@@ -56,13 +63,14 @@ def _scale_schedule(scheduler: Any, factor: float) -> list[str]:
     changed = []
     for name in _IN_ROUNDS:
         before = arguments.get(name)
-        if before is None:
+        if not before:  # no patience at all is none in fewer rounds, too
             continue
         after = [_scaled(b, factor) for b in before] if isinstance(before, list) else _scaled(before, factor)
         arguments[name] = after
         changed.append(f"{name} {after} in place of {before}")
-    if "gamma" in arguments and not changed:  # ExponentialLR: the same decay over the whole run
-        before = arguments["gamma"]
+    before = arguments.get("gamma")
+    # a factor for each round, and not for each of some steps: the same decay over the whole run
+    if before not in (None, 1) and not any(arguments.get(name) for name in ("milestones", "step_size")):
         arguments["gamma"] = before ** (1 / factor)
         changed.append(f"gamma {arguments['gamma']:.4g} in place of {before:g}")
     return changed

@@ -6,7 +6,7 @@ import logging
 import sys
 import warnings
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -15,6 +15,7 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Callback, ModelCheckpoint
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
 from lightning.pytorch.loggers import WandbLogger
+from lightning.pytorch.utilities import rank_zero_only
 
 # Imported classes can be referenced by their bare names.
 import flightning.algorithms
@@ -25,7 +26,14 @@ from flightning.callbacks import Federation, LastCheckpoint, RoundLogging, Round
 from flightning.datamodules import FederatedDataModule
 from flightning.datamodules.view import describe
 from flightning.errors import CheckpointError, ClientError, ConfigurationError, FlightningError
-from flightning.loggers import RoundCSVLogger, ensure_writable, latest_version, name_wandb_run, next_version
+from flightning.loggers import (
+    RoundCSVLogger,
+    claim_version,
+    ensure_writable,
+    latest_version,
+    name_wandb_run,
+    next_version,
+)
 from flightning.packaged import find_config
 from flightning.refusals import explain
 from flightning.strategies.watch import has_lost_process
@@ -101,6 +109,17 @@ class RunConfig(SaveConfigCallback):
 
 class FederatedCLI(LightningCLI):
     """LightningCLI with `federation`, links from data to model, and a folder per run."""
+
+    #: Folder that was made for this run, so that no other takes it.
+    _claimed: Path | None = None
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        try:
+            super().__init__(*args, **kwargs)
+        finally:
+            if self._claimed is not None:
+                with suppress(OSError):  # the run has left something there
+                    self._claimed.rmdir()
 
     def init_parser(self, **kwargs: Any) -> LightningArgumentParser:
         """Parse with the friendly parser."""
@@ -192,7 +211,13 @@ class FederatedCLI(LightningCLI):
             if resumes:
                 self._set_checkpoint(folder)
             return folder
-        return self._find_last(self._runs(config)) or next_version(self._runs(config))
+        return self._find_last(self._runs(config)) or self._new_folder(self._runs(config))
+
+    def _new_folder(self, runs: Path) -> Path:
+        if rank_zero_only.rank:  # the folder of the first process is that of the run
+            return next_version(runs)
+        self._claimed = claim_version(runs)
+        return self._claimed
 
     def _runs(self, config: Any) -> Path:
         names = [type(self._get(self.config_init, part)).__name__ for part in ("data", "model")]

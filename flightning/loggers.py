@@ -6,6 +6,7 @@ import csv
 import os
 import re
 from argparse import Namespace
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,14 @@ from lightning.pytorch.utilities import rank_zero_only
 
 from flightning.writable import ensure_writable
 
-__all__ = ["RoundCSVLogger", "ensure_writable", "latest_version", "name_wandb_run", "next_version"]
+__all__ = [
+    "RoundCSVLogger",
+    "claim_version",
+    "ensure_writable",
+    "latest_version",
+    "name_wandb_run",
+    "next_version",
+]
 
 
 def _versions(folder: Path) -> list[int]:
@@ -34,11 +42,31 @@ def next_version(folder: Path) -> Path:
     return folder / f"version_{versions[-1] + 1 if versions else 0}"
 
 
+def claim_version(folder: Path) -> Path:
+    """Make the first ``version_<n>`` that is not taken, so that no other run takes it.
+
+    Args:
+        folder: Where the runs lie.
+
+    Raises:
+        ConfigurationError: Where it cannot be made.
+    """
+    while True:
+        found = next_version(folder)
+        try:
+            os.makedirs(found)
+        except FileExistsError:  # by a run that was started in the same moment
+            continue
+        except OSError:
+            ensure_writable(found)
+        return found
+
+
 class RoundCSVLogger(Logger):
     """Write ``metrics.csv`` with one row per finished round into the run's folder.
 
     Metrics that carry no round (those a module logs in single steps) go to ``steps.csv``. A resumed run keeps the rows
-    of the rounds before it.
+    of the rounds and steps before it.
 
     Args:
         folder: The run's folder.
@@ -51,8 +79,8 @@ class RoundCSVLogger(Logger):
         super().__init__()
         self.folder = Path(folder)
         self.rows: dict[int, dict[str, Any]] = {}
-        self._steps: list[dict[str, Any]] = []
-        self._is_open = False
+        self._steps = _Steps(self.folder / "steps.csv")
+        self._is_open = self._is_changed = False
 
     @property
     def name(self) -> str:
@@ -81,30 +109,33 @@ class RoundCSVLogger(Logger):
     @rank_zero_only
     def log_metrics(self, metrics: dict[str, Any], step: int | None = None) -> None:
         """Merge metrics into the row of their round."""
-        self._open()
+        self.open()
         if "round" not in metrics:
-            self._steps.append({"step": step, **metrics})
+            self._steps.add(step, metrics)
             return
         finished = int(metrics["round"])
         # later rounds are those that an interrupted run did not keep in its checkpoint
         self.rows = {r: row for r, row in self.rows.items() if r <= finished}
         row = self.rows.setdefault(finished, {})
         row.update({k: v for k, v in metrics.items() if k not in ("round", "epoch")})
+        self._is_changed = True
 
     @rank_zero_only
     def save(self) -> None:
-        """Write the files, each whole or not at all."""
-        if self.rows:
-            self._write("metrics.csv", [{"round": r, **row} for r, row in sorted(self.rows.items())])
-        if self._steps:
-            self._write("steps.csv", self._steps)
+        """Write what is new: the rounds whole or not at all, the steps behind those that are there."""
+        if self._is_changed:
+            _write(self.folder / "metrics.csv", [{"round": r, **row} for r, row in sorted(self.rows.items())])
+            self._is_changed = False
+        self._steps.write()
 
     @rank_zero_only
     def finalize(self, status: str) -> None:
         """Write the files a last time."""
         self.save()
 
-    def _open(self) -> None:
+    @rank_zero_only
+    def open(self) -> None:
+        """Read the rounds that the folder holds already, where nothing was logged yet."""
         if self._is_open:
             return
         ensure_writable(self.folder)
@@ -114,14 +145,61 @@ class RoundCSVLogger(Logger):
                 self.rows = {int(row.pop("round")): _parsed(row) for row in csv.DictReader(file)}
         self._is_open = True
 
-    def _write(self, name: str, rows: list[dict[str, Any]]) -> None:
-        columns = list(dict.fromkeys(key for row in rows for key in row))
-        temporary = self.folder / f".{name}.tmp"
-        with temporary.open("w", newline="") as file:
-            writer = csv.DictWriter(file, columns)
-            writer.writeheader()
-            writer.writerows(rows)
-        os.replace(temporary, self.folder / name)
+
+class _Steps:
+    """A file that grows by a line per step, so that the last step of a run costs what the first one did.
+
+    Args:
+        path: The file.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._columns: list[str] = []
+        self._new: list[dict[str, Any]] = []
+        self._is_open = False
+
+    def add(self, step: int | None, metrics: dict[str, Any]) -> None:
+        if not self._is_open:
+            self._resume(step)
+        self._new.append({"step": step, **metrics})
+
+    def write(self) -> None:
+        if not self._new:
+            return
+        if any(key not in self._columns for row in self._new for key in row):
+            self._columns = _write(self._path, [*self._kept(), *self._new])
+        else:
+            with self._path.open("a", newline="") as file:
+                csv.DictWriter(file, self._columns).writerows(self._new)
+        self._new.clear()
+
+    def _resume(self, step: int | None) -> None:
+        """Drop the steps that an interrupted run did not keep in its checkpoint, and a line that it left unfinished."""
+        kept = [row for row in self._kept() if step is None or not row["step"] or int(row["step"]) < step]
+        if kept:
+            self._columns = _write(self._path, kept)
+        else:
+            self._path.unlink(missing_ok=True)
+        self._is_open = True
+
+    def _kept(self) -> list[dict[str, Any]]:
+        if not self._path.exists():
+            return []
+        with self._path.open(newline="") as file:
+            return list(csv.DictReader(line for line in file if line.endswith("\n")))
+
+
+def _write(path: Path, rows: list[dict[str, Any]]) -> list[str]:
+    """Write a table whole or not at all; its columns."""
+    columns = list(dict.fromkeys(key for row in rows for key in row))
+    temporary = path.with_name(f".{path.name}.tmp")
+    with temporary.open("w", newline="") as file:
+        writer = csv.DictWriter(file, columns)
+        writer.writeheader()
+        writer.writerows(rows)
+    os.replace(temporary, path)
+    return columns
 
 
 def name_wandb_run(logger: WandbLogger, model: str, data: str, partition: str, seed: int) -> None:
@@ -150,9 +228,9 @@ def name_wandb_run(logger: WandbLogger, model: str, data: str, partition: str, s
 
 def _parsed(row: dict[str, str]) -> dict[str, Any]:
     def parse(text: str) -> Any:
-        try:
-            return float(text)
-        except ValueError:
-            return text
+        for kind in (int, float):  # a cohort of one client is a whole number
+            with suppress(ValueError):
+                return kind(text)
+        return text
 
     return {key: parse(text) for key, text in row.items() if text != ""}

@@ -19,7 +19,18 @@ def test_the_whole_budget_changes_nothing():
 
 @pytest.mark.parametrize(
     ("name", "before", "after"),
-    [("milestones", [40, 80], [4, 8]), ("step_size", 30, 3), ("T_max", 120, 12), ("gamma", 0.99, 0.99**10)],
+    [
+        ("milestones", [40, 80], [4, 8]),
+        ("step_size", 30, 3),
+        ("T_max", 120, 12),
+        ("gamma", 0.99, 0.99**10),
+        ("patience", 20, 2),
+        ("cooldown", 10, 1),
+        ("total_steps", 120, 12),
+        ("epochs", 120, 12),
+        ("step_size_up", 30, 3),
+        ("step_size_down", 40, 4),
+    ],
 )
 def test_the_schedule_keeps_its_shape(name, before, after):
     scaled = config(**{name: before})
@@ -33,6 +44,25 @@ def test_the_factor_of_a_step_is_kept():
     scaled = config(milestones=[40, 80], gamma=0.5)
     scale_rounds(scaled, 0.1)
     assert scaled["lr_scheduler"]["init_args"] == {"milestones": [4, 8], "gamma": 0.5}
+
+
+@pytest.mark.parametrize("scheduler", [{"gamma": 1.0}, {"lr_lambda": "f"}, {"patience": 0}])
+def test_a_schedule_that_is_not_scaled_is_said(scheduler):
+    scaled = config(**scheduler)
+    notice = scale_rounds(scaled, 0.1)
+    assert scaled["lr_scheduler"]["init_args"] == scheduler
+    assert notice.startswith("Budget 0.1: 12 rounds in place of 120, learning-rate schedule not scaled. These are not")
+
+
+def test_without_a_schedule_none_is_mentioned():
+    assert "schedule" not in scale_rounds({"trainer": {"max_epochs": 100}}, 0.1)
+
+
+def test_the_decay_of_each_round_is_scaled_beside_the_length_of_cycles():
+    scaled = config(step_size_up=30, step_size_down=None, gamma=0.99)
+    scale_rounds(scaled, 0.1)
+    arguments = scaled["lr_scheduler"]["init_args"]
+    assert arguments == {"step_size_up": 3, "step_size_down": None, "gamma": pytest.approx(0.99**10)}
 
 
 def test_at_least_one_round_and_one_evaluation_are_left():

@@ -98,6 +98,18 @@ def test_runs_are_numbered_and_can_be_put_elsewhere():
     assert sorted(p.name for p in Path("elsewhere/digits-fedavg").iterdir()) == ["version_0", "version_1"]
 
 
+def test_a_refused_run_leaves_no_folder_that_the_next_would_go_on_from(capsys):
+    assert main(ONE) == 0
+    refused(capsys, *ONE, "--federation.participation", "99")
+    assert [p.name for p in run_of().parent.iterdir()] == ["version_0"]
+
+
+def test_a_run_is_given_a_folder_that_no_other_has(monkeypatch):
+    run_of().mkdir(parents=True)  # by a run that was started in the same moment and has written nothing yet
+    assert main(ONE) == 0
+    assert (run_of(version=1) / "summary.json").exists()
+
+
 def test_centralized_and_solo_run_from_the_same_configuration():
     for name in ("Centralized", "SOLO"):
         assert main([*ONE, "--model", name]) == 0

@@ -10,7 +10,7 @@ from flightning.algorithms import SOLO, FedAvg
 from flightning.callbacks import Federation, RoundLogging
 from flightning.datamodules import LabelPermutation
 from flightning.errors import ConfigurationError
-from flightning.loggers import RoundCSVLogger, ensure_writable, latest_version, next_version
+from flightning.loggers import RoundCSVLogger, claim_version, ensure_writable, latest_version, next_version
 from flightning.report.wandb_log import records
 from tests.classification import make_data, make_module, make_turned_pictures
 from tests.problems import fit, make_trainer
@@ -82,6 +82,49 @@ def test_a_resumed_run_goes_on_in_the_same_file(tmp_path):
     ]
 
 
+def test_a_cohort_of_one_client_stays_a_whole_number(tmp_path):
+    first = RoundCSVLogger(tmp_path)
+    first.log_metrics({"round": 1, "round/cohort": "7"})
+    first.save()
+    second = RoundCSVLogger(tmp_path)
+    second.log_metrics({"round": 2, "round/cohort": "8"})
+    second.save()
+    assert [row["round/cohort"] for row in read(tmp_path)] == ["7", "8"]
+
+
+def test_a_resumed_run_keeps_the_steps_before_it(tmp_path):
+    first = RoundCSVLogger(tmp_path)
+    for step in range(4):
+        first.log_metrics({"train/loss": step / 10}, step)
+        first.save()
+    with (tmp_path / "steps.csv").open("a") as file:
+        file.write("4,0.")  # the end of a line that a kill has cut
+    second = RoundCSVLogger(tmp_path)  # went on from a checkpoint after two steps
+    for step in (2, 3):
+        second.log_metrics({"train/loss": 7.0, "train/new": step}, step)
+        second.save()
+    assert [tuple(row.values()) for row in read(tmp_path, "steps.csv")] == [
+        ("0", "0.0", ""),
+        ("1", "0.1", ""),
+        ("2", "7.0", "2"),
+        ("3", "7.0", "3"),
+    ]
+
+
+def test_a_step_writes_one_line_and_no_round(tmp_path):
+    logger = RoundCSVLogger(tmp_path)
+    logger.log_metrics({"round": 1, "val/loss": 0.5})
+    logger.log_metrics({"train/loss": 0.1}, 0)
+    logger.save()
+    rounds, steps = tmp_path / "metrics.csv", tmp_path / "steps.csv"
+    before = rounds.stat().st_ino, steps.stat().st_ino, steps.stat().st_size
+    logger.log_metrics({"train/loss": 0.2}, 1)
+    logger.save()
+    # a file that is written whole takes the place of the one before
+    assert (rounds.stat().st_ino, steps.stat().st_ino) == before[:2]
+    assert steps.stat().st_size == before[2] + len("1,0.2\r\n")
+
+
 def test_metrics_of_one_round_are_merged(tmp_path):
     logger = RoundCSVLogger(tmp_path)
     logger.log_metrics({"round": 1, "val/loss": 0.5})
@@ -110,6 +153,14 @@ def test_versions(tmp_path):
         (tmp_path / name).mkdir()
     assert latest_version(tmp_path).name == "version_10"
     assert next_version(tmp_path).name == "version_11"
+
+
+def test_a_version_is_claimed_once(tmp_path, monkeypatch):
+    (tmp_path / "version_0").mkdir()
+    looked = iter([tmp_path / "version_0", tmp_path / "version_1"])  # the first was made since it was looked for
+    monkeypatch.setattr("flightning.loggers.next_version", lambda folder: next(looked))
+    assert claim_version(tmp_path) == tmp_path / "version_1"
+    assert (tmp_path / "version_1").is_dir()
 
 
 def test_names_for_lightning(tmp_path):

@@ -17,6 +17,7 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from torch import Tensor, nn
 
 from flightning.algorithms.base import FederatedMixin
+from flightning.callbacks.federation import Federation
 from flightning.errors import ConfigurationError
 from flightning.functional.aggregation import num_bytes
 from flightning.functional.gaussians import ClassStatistics, class_statistics, pool_statistics, sample_features
@@ -66,12 +67,29 @@ class CCVR(Callback):
             )
         self.virtual_per_class, self.epochs, self.lr, self.batch_size = virtual_per_class, epochs, lr, batch_size
         self.jitter, self.seed = jitter, resolve_seed(seed)
+        self._is_done = False
 
     # --- when ---------------------------------------------------------------------------------------------------
 
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Begin."""
+        self._is_done = False
+
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Calibrate the final global model, log what it brings and keep it."""
-        module = cast(FederatedMixin, pl_module)
+        self._calibrate_and_log(trainer, cast(FederatedMixin, pl_module))
+        self._is_done = True
+
+    def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Calibrate where the checkpoint had all rounds already: then Lightning neither starts nor ends training."""
+        if self._is_done or trainer.ckpt_path is None:
+            return
+        module, data = cast(FederatedMixin, pl_module), trainer.datamodule  # type: ignore[attr-defined]
+        federation = next(c for c in trainer.callbacks if isinstance(c, Federation))  # type: ignore[attr-defined]
+        module.start_federation(data.num_clients, federation.buffers)
+        self._calibrate_and_log(trainer, module)
+
+    def _calibrate_and_log(self, trainer: Trainer, module: FederatedMixin) -> None:
         module.load_global_weights()
         before = _accuracy(trainer, module)
         bytes_up, bytes_down = self.calibrate(trainer, module)
@@ -165,7 +183,9 @@ def _pairs(trainer: Trainer, module: FederatedMixin, batches: Iterable[Any]) -> 
     mode = module.training
     module.eval()
     for batch in batches:
-        yield module.split_batch(trainer.strategy.batch_to_device(trainer.precision_plugin.convert_input(batch)))
+        inputs = trainer.precision_plugin.convert_input(batch)
+        # at the end of a fit the module has left the device of the strategy already
+        yield module.split_batch(trainer.strategy.batch_to_device(inputs, module.device))
     module.train(mode)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,13 +14,16 @@ from torch import Tensor
 from flightning.algorithms.base import Client, FederatedMixin
 from flightning.callbacks.federation import Federation
 from flightning.callbacks.listener import RoundListener
-from flightning.callbacks.run_report import RunReport
+from flightning.callbacks.run_report import run_folder
 from flightning.errors import ConfigurationError
 from flightning.functional.aggregation import Reducer
 from flightning.plots import feature_figure, save_figure
 from flightning.strategies.processes import Processes
 
 __all__ = ["Drift"]
+
+_FEWEST = 3
+"""Samples whose distances t-SNE can look at: each needs two others."""
 
 
 class Drift(RoundListener):
@@ -38,7 +40,7 @@ class Drift(RoundListener):
 
     The picture shows t-SNE of the features (inputs of the last `Linear`) of single clients: their own training samples
     under their own weights at the end of their local steps, coloured by class and marked by client. It is saved as
-    ``tsne/round_<n>.png`` in the run's folder.
+    ``tsne/round_<n>.png`` in the run's folder; of fewer than three samples there is none.
 
     Args:
         every: Rounds between two logs of the drift.
@@ -116,13 +118,13 @@ class Drift(RoundListener):
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Draw the picture."""
-        if not (self._features and trainer.is_global_zero):
+        if not trainer.is_global_zero or sum(len(f["targets"]) for f in self._features.values()) < _FEWEST:
             return
         federation = next(c for c in trainer.callbacks if isinstance(c, Federation))  # type: ignore[attr-defined]
         federation.finished_metrics()  # the picture is no part of the round: its clocks stop here
         finished = trainer.current_epoch + 1
         figure = _picture(self._features, getattr(trainer.datamodule, "class_names", None), finished)  # type: ignore[attr-defined]
-        path = _folder(trainer) / "tsne" / f"round_{finished:04d}.png"
+        path = run_folder(trainer) / "tsne" / f"round_{finished:04d}.png"
         path.parent.mkdir(parents=True, exist_ok=True)
         save_figure(figure, path)
         for logger in trainer.loggers:
@@ -166,8 +168,3 @@ def _picture(features: Mapping[int, Mapping[str, Tensor]], class_names: Any, fin
     perplexity = min(30.0, max(1.0, (len(points) - 1) / 3))
     placed = TSNE(perplexity=perplexity, init="random", random_state=0).fit_transform(points)
     return feature_figure(placed, targets, clients, class_names, f"Features of clients after round {finished}")
-
-
-def _folder(trainer: Trainer) -> Path:
-    report = next((c for c in trainer.callbacks if isinstance(c, RunReport)), None)  # type: ignore[attr-defined]
-    return report.folder if report else Path(trainer.log_dir or trainer.default_root_dir)

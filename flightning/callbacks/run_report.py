@@ -51,9 +51,11 @@ class RunReport(Callback):
 
     def __init__(self, folder: str | Path, metric: str = "val/accuracy", notice: str = "") -> None:
         self.folder, self.metric, self.notice = Path(folder), metric, notice
+        self._has_trained = False
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Refuse a folder that cannot be written, before any work is done, and draw the clients."""
+        self._has_trained = False
         if not trainer.is_global_zero:
             return
         ensure_writable(self.folder)
@@ -64,18 +66,23 @@ class RunReport(Callback):
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Keep the summary up to date, so that an interrupted run can be read, too."""
+        self._has_trained = True
         if trainer.is_global_zero:
             self._write_summary(trainer, pl_module, finished=False)
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Draw the learning curve and print the table."""
+        """Draw the learning curve and print the table, also those of a run that was stopped after its last round."""
+        if not trainer.is_global_zero:
+            return
         rows = self._rows(trainer)
-        if trainer.is_global_zero and not rows and trainer.ckpt_path is not None:
+        if not self._has_trained and trainer.ckpt_path is not None:
             print(
                 f"No round was trained: the checkpoint has all {trainer.max_epochs} rounds already. Raise "
                 "`--trainer.max_epochs` to go on."
             )
-        if not trainer.is_global_zero or not rows:
+            if max(rows, default=0) < (trainer.max_epochs or 0):  # the rounds were logged in another folder
+                return
+        if not rows:
             return
         summary = self._write_summary(trainer, pl_module, finished=True)
         title = f"{summary['model']} on {self._view.title}"
@@ -83,7 +90,11 @@ class RunReport(Callback):
         self._print(summary)
 
     def _rows(self, trainer: Trainer) -> dict[int, dict[str, Any]]:
-        return next((logger.rows for logger in trainer.loggers if isinstance(logger, RoundCSVLogger)), {})
+        for logger in trainer.loggers:
+            if isinstance(logger, RoundCSVLogger):
+                logger.open()  # where nothing was trained, nothing was logged
+                return logger.rows
+        return {}
 
     def _write_summary(self, trainer: Trainer, module: LightningModule, finished: bool) -> dict[str, Any]:
         rows, data = self._rows(trainer), trainer.datamodule  # type: ignore[attr-defined]

@@ -13,11 +13,12 @@ import yaml
 
 from flightning.compare.grid import Choice, Grid, known_classes
 from flightning.errors import ConfigurationError, nearest
+from flightning.report.arrange import PLACES
 
-__all__ = ["Cell", "default_folder", "fingerprint", "make_cells"]
+__all__ = ["Cell", "decisive", "default_folder", "fingerprint", "make_cells"]
 
-#: Arguments that say where things are or how they are shown, never what is computed.
-_PLACES = ("root", "data_dir", "num_workers", "enable_progress_bar")
+#: Letters of a folder's name; file systems take 255 bytes, and some that encrypt names 143.
+_LONGEST = 100
 
 
 @dataclass(frozen=True)
@@ -31,7 +32,8 @@ class Cell:
         arguments: What `flightning fit` is called with, besides its folder.
         settings: Everything that decides what is computed, by name.
         folder: The run's folder.
-        data: Name that the grid gives to its data; empty if it gives none.
+        data: Label of its data; empty where the grid names none.
+        name: Name that the grid gives to the method; empty if it gives none.
     """
 
     model: str
@@ -41,6 +43,7 @@ class Cell:
     settings: Mapping[str, str]
     folder: Path
     data: str = ""
+    name: str = ""
 
     @property
     def label(self) -> str:
@@ -59,7 +62,7 @@ def make_cells(grid: Grid, out: Path) -> list[Cell]:
         The cells.
 
     Raises:
-        ConfigurationError: If two cells are the same, or a class is not known.
+        ConfigurationError: If two cells are the same or could not be told apart, or a class is not known.
     """
     dealt = [*grid.partitions, *(partition for data in grid.data for partition in data.partitions)]
     _check_known([c.arguments["model"] for c in grid.models], "algorithms")
@@ -80,9 +83,10 @@ def make_cells(grid: Grid, out: Path) -> list[Cell]:
                 for name in _names(data) if data is not None else ():
                     chosen.update(model.by_data.get(name, {}))
                 passed = _without(grid.passed, data.ignores if data is not None else ())
-                cell = _cell(grid.configs, passed, out, model.label, setting, seed, chosen)
-                cells.append(replace(cell, data=data.name if data is not None else ""))
-    return _distinct(cells)
+                cell = _cell(grid.configs, passed, out, model, setting, seed, chosen)
+                cells.append(replace(cell, data=data.label if data is not None else ""))
+    _check_distinct(cells)
+    return cells
 
 
 def _names(data: Choice) -> tuple[str, ...]:
@@ -130,7 +134,7 @@ def _cell(
     configs: Sequence[str],
     passed: Sequence[str],
     out: Path,
-    model: str,
+    model: Choice,
     setting: str,
     seed: int,
     chosen: Mapping[str, str],
@@ -140,27 +144,30 @@ def _cell(
     arguments = [f"--config={path}" for path in configs]
     arguments += [f"--{key}={value}" for key, value in ordered]
     arguments += [*passed, f"--seed_everything={seed}"]
-    folder = out.joinpath(*(_slug(part) for part in (setting, model) if part), f"seed_{seed}")
+    folder = out.joinpath(*([_slug(setting)] if setting else []), _folder_name(model), f"seed_{seed}")
     settings = {f"config {i}": _content(path) for i, path in enumerate(configs)}
-    settings |= {key: value for key, value in chosen.items() if _decides(key)} | _decisive(passed)
-    return Cell(model, setting, seed, tuple(arguments), {**settings, "seed": str(seed)}, folder)
+    settings |= {**chosen, **_words(passed), "seed": str(seed)}
+    return Cell(model.label, setting, seed, tuple(arguments), decisive(settings), folder, name=model.name)
 
 
-def _distinct(cells: list[Cell]) -> list[Cell]:
-    """Cells with folders of their own; two that compute the same are refused."""
+def _folder_name(model: Choice) -> str:
+    """Name of a method's folder: it depends on the method alone, so that it stays when others are added."""
+    return _slug(model.label) + (f"-{fingerprint(model.unsaid)[:6]}" if model.unsaid else "")
+
+
+def _check_distinct(cells: Iterable[Cell]) -> None:
+    """Refuse two cells that compute the same or would share a folder."""
     seen: dict[str, Cell] = {}
+    folders: dict[Path, Cell] = {}
     for cell in cells:
-        other = seen.setdefault(fingerprint(cell.settings), cell)
-        if other is not cell:
+        if seen.setdefault(fingerprint(cell.settings), cell) is not cell:
             raise ConfigurationError(f"`{cell.label}` is in the comparison twice: name each method and seed once.")
-    folders = [cell.folder for cell in cells]
-    return [c if folders.count(c.folder) == 1 else replace(c, folder=_own_folder(c)) for c in cells]
-
-
-def _own_folder(cell: Cell) -> Path:
-    method = cell.folder.parent
-    variant = fingerprint({k: v for k, v in cell.settings.items() if k != "seed"})[:6]
-    return method.with_name(f"{method.name}-{variant}") / cell.folder.name
+        other = folders.setdefault(cell.folder, cell)
+        if other is not cell:
+            raise ConfigurationError(
+                f"`{other.label}` and `{cell.label}` compute different things and would share the folder "
+                f"`{cell.folder}`: give one of the entries another name with `as`."
+            )
 
 
 def default_folder(grid: Grid, name: str) -> Path:
@@ -173,7 +180,7 @@ def default_folder(grid: Grid, name: str) -> Path:
         name: Name of the configuration or grid.
     """
     shared = {**grid.shared, **{f"config {i}": _content(path) for i, path in enumerate(grid.configs)}}
-    shared |= _decisive(grid.passed)
+    shared |= _words(grid.passed)
     return Path("runs") / "compare" / f"{_slug(name)}-{fingerprint(shared)[:8]}"
 
 
@@ -181,10 +188,28 @@ def fingerprint(settings: Mapping[str, str]) -> str:
     """Hash of what decides what is computed.
 
     Example:
-        >>> fingerprint({"a": "1", "b": "2"}) == fingerprint({"b": "2", "a": "1"})
+        >>> fingerprint({"a": "1", "b": "2"}) == fingerprint({"b": "2", "a": "1.0"})
         True
     """
-    return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()
+    return hashlib.sha256(json.dumps(decisive(settings), sort_keys=True).encode()).hexdigest()
+
+
+def decisive(settings: Mapping[str, str]) -> dict[str, str]:
+    """Those settings that decide what is computed, numbers written in one way.
+
+    Example:
+        >>> decisive({"--budget": "1.0", "--trainer.logger": "WandbLogger", "data.root": "/data", "model.mu": "0.10"})
+        {'--budget': '1', 'model.mu': '0.1'}
+    """
+    return {name: _plain(value) for name, value in settings.items() if _decides(name)}
+
+
+def _plain(value: str) -> str:
+    try:
+        number = float(value)
+    except ValueError:
+        return value
+    return str(int(number)) if number.is_integer() else repr(number)
 
 
 def _content(path: str) -> str:
@@ -196,8 +221,8 @@ def _content(path: str) -> str:
     return json.dumps(content, sort_keys=True, default=str)
 
 
-def _decisive(passed: Sequence[str]) -> dict[str, str]:
-    """Names and values of arguments such as ``--a.b 1`` or ``--a.b=1`` that decide what is computed."""
+def _words(passed: Sequence[str]) -> dict[str, str]:
+    """Names and values of arguments such as ``--a.b 1`` or ``--a.b=1``."""
     words: dict[str, list[str]] = {}
     key = ""
     for word in passed:
@@ -206,11 +231,12 @@ def _decisive(passed: Sequence[str]) -> dict[str, str]:
             words.setdefault(key, []).extend([value] if equals else [])
         else:
             words.setdefault(key, []).append(word)
-    return {name: " ".join(found) for name, found in words.items() if _decides(name)}
+    return {name: " ".join(found) for name, found in words.items()}
 
 
 def _decides(name: str) -> bool:
-    return name.rpartition(".")[2] not in _PLACES
+    parts = name.removeprefix("--").removesuffix("+").split(".")
+    return parts[:2] != ["trainer", "logger"] and parts[-1] not in PLACES
 
 
 def _slug(text: str) -> str:
@@ -220,4 +246,7 @@ def _slug(text: str) -> str:
         >>> _slug("FedProx(mu=0.1, net=MLP)")
         'fedprox-mu=0.1-net=mlp'
     """
-    return re.sub(r"[^a-z0-9._=+]+", "-", text.lower()).strip("-") or "unnamed"
+    slug = re.sub(r"[^a-z0-9._=+]+", "-", text.lower()).strip("-") or "unnamed"
+    if len(slug) <= _LONGEST:
+        return slug
+    return f"{slug[: _LONGEST - 9]}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"

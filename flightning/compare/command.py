@@ -24,6 +24,7 @@ from flightning.compare.view import view
 from flightning.errors import ConfigurationError, FlightningError, nearest
 from flightning.packaged import find_config
 from flightning.report import check_options, report
+from flightning.report.arrange import plain
 from flightning.writable import ensure_writable
 
 __all__ = ["choose", "compare", "make_grid", "run"]
@@ -78,12 +79,12 @@ def compare(cells: Sequence[Cell], out: Path, jobs: int = 1, report_options: Map
 
 def _check_baseline(baseline: Any, cells: Sequence[Cell], out: Path) -> None:
     """Refuse a baseline that neither these cells nor those that have finished before have."""
-    models = [c.settings.get("model", "") for c in cells]
-    models += [record.settings.get("model", "") for record in finished_cells(out).values()]
-    names = dict.fromkeys(["FedAvg", *(m.rpartition(".")[2] for m in models)])
-    wanted = re.split(r"[ (]", str(baseline))[0]
-    if wanted.lower() not in (name.lower() for name in names):
-        raise ConfigurationError(f"`baseline` is `{baseline}`, which is none of the methods. {nearest(wanted, names)}")
+    named = [(c.settings.get("model", ""), c.model) for c in cells]
+    named += [(record.settings.get("model", ""), record.label) for record in finished_cells(out).values()]
+    names = dict.fromkeys(["FedAvg", *(n for model, label in named for n in (model.rpartition(".")[2], label) if n)])
+    if plain(str(baseline)) not in map(plain, names):
+        found = nearest(str(baseline), names)
+        raise ConfigurationError(f"`baseline` is `{baseline}`, which is none of the methods. {found}")
 
 
 def _report(statuses: Sequence[Status], options: Mapping[str, Any], out: Path) -> None:
@@ -102,9 +103,14 @@ def _locked(out: Path) -> Iterator[None]:
     with (out / ".lock").open("w") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
+        except BlockingIOError as error:
             raise ConfigurationError(
                 f"another comparison is running in `{out}`: wait for it, or choose another folder with `--out`."
+            ) from error
+        except OSError as error:
+            raise ConfigurationError(
+                f"`{out}` cannot be locked against a second comparison ({error}): choose a folder on another disk with "
+                "`--out`."
             ) from error
         yield
 
@@ -150,7 +156,7 @@ def make_grid(options: argparse.Namespace, passed: Sequence[str]) -> Grid:
     if wrong or not seeds:
         raise ConfigurationError(f"`seeds={list(seeds)}` must be whole numbers from 0 on, at least one.")
     _check_passed(passed)
-    return Grid(
+    grid = Grid(
         configs=[find_config(str(c)) for c in configs],
         models=[parse_choice(entry, "model") for entry in models],
         data=[parse_choice(entry, "data") for entry in _listed(content.get("data"))],
@@ -160,6 +166,8 @@ def make_grid(options: argparse.Namespace, passed: Sequence[str]) -> Grid:
         passed=list(passed),
         report=content.get("report") or {},
     )
+    _check_axes(grid)
+    return grid
 
 
 def choose(cells: Sequence[Cell], only: Sequence[str], without: Sequence[str]) -> list[Cell]:
@@ -199,6 +207,20 @@ def _check_passed(passed: Sequence[str]) -> None:
         name = word.partition("=")[0]
         if name in _OWN:
             raise ConfigurationError(f"`{name}` is set by the comparison for each cell: give {_OWN[name]} instead.")
+
+
+def _check_axes(grid: Grid) -> None:
+    """Refuse options that would put one thing in place of all that an axis of the grid lists."""
+    axes = {"--data": "data"} if grid.data else {}
+    axes |= {"--data.partition": "partitions"} if grid.partitions or any(d.partitions for d in grid.data) else {}
+    for word in grid.passed:
+        name = word.partition("=")[0]
+        axis = axes.get("--data.partition" if name.startswith("--data.partition.") else name)
+        if axis:
+            raise ConfigurationError(
+                f"`{name}` would replace all `{axis}` of the grid, whose names would then be wrong: change them in a "
+                "grid file of your own, or choose among the cells with `--only`."
+            )
 
 
 def run(argv: list[str]) -> int:

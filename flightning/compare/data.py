@@ -51,7 +51,9 @@ def check_data(cells: Sequence[Cell], nurseries: Nurseries, threads: int) -> lis
     found = [ask(nurseries, "flightning.compare.check_data", arguments, threads)[0] for arguments in programs]
     missing = {said["missing"]: cell for said, cell in zip(found, first.values(), strict=True) if "missing" in said}
     if missing:
-        names = dict.fromkeys(cell.data or cell.settings.get("data", "") for cell in missing.values())
+        # a word of the cell's name, without the arguments that a shell would take apart
+        given = (cell.data or cell.settings.get("data", "") for cell in missing.values())
+        names = dict.fromkeys(name.partition("(")[0].strip() for name in given)
         is_part = any("missing" not in said for said in found)
         rest = f" Or leave these cells out with `--without {' '.join(names)}`." if is_part else ""
         raise DataNotFoundError(f"nothing was started. {' '.join(missing)}{rest}")

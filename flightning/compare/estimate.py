@@ -9,7 +9,7 @@ from flightning.compare.answers import ask
 from flightning.compare.cells import Cell
 from flightning.compare.folders import find_state
 from flightning.compare.processes import Nurseries
-from flightning.compare.status import format_seconds
+from flightning.compare.status import format_seconds, side_by_side
 
 __all__ = ["dry_run", "estimate"]
 
@@ -17,6 +17,7 @@ _WITHOUT_TRACES = (
     "--trainer.logger=false",
     "--trainer.enable_checkpointing=false",
     "--trainer.enable_progress_bar=false",
+    "--federation.state_dir=null",
 )
 
 
@@ -46,7 +47,8 @@ def dry_run(cells: Sequence[Cell], jobs: int) -> int:
         Number of methods that cannot run.
     """
     measured: dict[tuple[str, str, str], tuple[float | None, str]] = {}
-    total, failures = 0.0, 0
+    unfinished: list[float] = []
+    failures = 0
     with Nurseries() as nurseries:
         for cell in cells:
             state = find_state(cell)
@@ -55,13 +57,13 @@ def dry_run(cells: Sequence[Cell], jobs: int) -> int:
                 measured[key] = _measure(cell, nurseries)
                 failures += measured[key][0] is None
             seconds, error = measured.get(key, (None, "")) if state != "finished" else (0.0, "")
-            total += seconds or 0.0
+            unfinished += [seconds] if seconds else []
             about = f"fails ({error})" if error else "finished" if state == "finished" else format_seconds(seconds)
             print(f"{cell.label}: {about}{', of which a part is done' if state == 'interrupted' else ''}")
             place = f"--run_folder={shlex.quote(str(cell.folder))}"
             print(f"    flightning fit {shlex.join(cell.arguments)} {place}", flush=True)
     shared = f", {jobs} at once (each may be slower then)" if jobs > 1 else ""
-    print(f"{len(cells)} cells, about {format_seconds(total / min(jobs, max(len(cells), 1)))}{shared}")
+    print(f"{len(cells)} cells, about {format_seconds(side_by_side(unfinished, jobs))}{shared}")
     return failures
 
 

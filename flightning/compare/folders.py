@@ -9,7 +9,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Literal
 
-from flightning.compare.cells import Cell, fingerprint
+from flightning.compare.cells import Cell, decisive, fingerprint
 from flightning.errors import ConfigurationError
 
 __all__ = ["CellRecord", "Found", "find_state", "finished_cells", "prepare", "read_json"]
@@ -28,7 +28,8 @@ class CellRecord:
         threads: Threads of the run, which a resumed run keeps because results depend on them; 0 leaves them alone.
         wandb_id: Id of the run in W&B, so that a resumed run goes on there.
         label: Label of the method, by which a report tells methods apart that differ in nothing else.
-        data: Name that the grid gives to the data; empty if it gives none.
+        data: Label of the data; empty if they are those of the configuration.
+        name: Name that the grid gives to the method; empty if it gives none.
     """
 
     settings: dict[str, str]
@@ -36,6 +37,7 @@ class CellRecord:
     wandb_id: str
     label: str = ""
     data: str = ""
+    name: str = ""
 
 
 def find_state(cell: Cell) -> Found:
@@ -55,7 +57,7 @@ def find_state(cell: Cell) -> Found:
             )
         return "new"
     if fingerprint(record.settings) != fingerprint(cell.settings):
-        changed = _differences(record.settings, dict(cell.settings))
+        changed = _differences(decisive(record.settings), decisive(cell.settings))
         raise ConfigurationError(
             f"`{folder}` holds a run with other settings ({changed}): choose another folder with "
             "`--out`, or remove that one."
@@ -85,8 +87,9 @@ def prepare(cell: Cell, state: Found, threads: int) -> CellRecord:
         threads: Threads of a run that starts.
     """
     record = _read_record(cell.folder)
-    if record is None:
-        record = CellRecord(dict(cell.settings), threads, secrets.token_hex(4), cell.model, cell.data)
+    if record is None or state == "new":
+        wandb_id = secrets.token_hex(4) if record is None else record.wandb_id
+        record = CellRecord(dict(cell.settings), threads, wandb_id, cell.model, cell.data, cell.name)
         cell.folder.mkdir(parents=True, exist_ok=True)
         temporary = cell.folder / ".cell.json.tmp"
         temporary.write_text(json.dumps(vars(record), indent=2) + "\n")

@@ -39,6 +39,7 @@ class Choice:
         partitions: The partitions of a data set in place of those of the grid.
         ignores: Options that are passed on to every cell but those of this data set, such as ``data.root``.
         name: The label, if it was given.
+        unsaid: Arguments that the label does not show.
     """
 
     label: str
@@ -47,6 +48,7 @@ class Choice:
     partitions: Sequence[Choice] = ()
     ignores: Sequence[str] = ()
     name: str = ""
+    unsaid: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -112,6 +114,8 @@ def parse_choice(entry: Any, place: str) -> Choice:
         'FedProx(mu=0.1, net=MLP)'
         >>> parse_choice({"FedAvg": {}, "with": {"trainer": {"callbacks": [{"class_path": "CCVR"}]}}}, "model").label
         'FedAvg + CCVR'
+        >>> parse_choice({"FedProx": {"mu": 1.0}, "for": {"Sent140": {"mu": 0.01}}}, "model").label
+        'FedProx'
     """
     if isinstance(entry, str):
         name, _, rest = entry.partition(":")
@@ -125,24 +129,35 @@ def parse_choice(entry: Any, place: str) -> Choice:
             "arguments such as `FedProx: {mu: 0.1}`, and other parts of the configuration under `with`."
         )
     name = str(named[0])
-    own = flat(entry[named[0]] or {}, place)
-    text = ", ".join(f"{key.removeprefix(place + '.')}={value}" for key, value in own.items())
+    own, beside = flat(entry[named[0]] or {}, place), entry.get("with") or {}
+    by_data = {data: flat(arguments, place) for data, arguments in (entry.get("for") or {}).items()}
+    # what differs between data sets would be wrong for some of them
+    varying = {key for arguments in by_data.values() for key in arguments}
+    text = ", ".join(f"{key.removeprefix(place + '.')}={value}" for key, value in own.items() if key not in varying)
     short, given = name.rpartition(".")[2], str(entry.get("as") or "")
     return Choice(
-        given or (f"{short}({text})" if text else short) + _added_callbacks(entry.get("with") or {}),
-        {place: name, **own, **flat(entry.get("with") or {})},
-        {data: flat(arguments, place) for data, arguments in (entry.get("for") or {}).items()},
+        given or (f"{short}({text})" if text else short) + "".join(f" + {c}" for c in _callbacks(beside)),
+        {place: name, **own, **flat(beside)},
+        by_data,
         tuple(parse_choice(part, "data.partition") for part in entry.get("partitions") or ()),
         tuple(entry.get("ignores") or ()),
         given,
+        {} if given else _unsaid(beside),
     )
 
 
-def _added_callbacks(parts: Mapping[str, Any]) -> str:
+def _callbacks(parts: Mapping[str, Any]) -> list[str]:
     """Names of callbacks beside a method: they may be the only difference to another entry."""
     callbacks = (parts.get("trainer") or {}).get("callbacks") or []
     names = [c.get("class_path", "") if isinstance(c, Mapping) else str(c) for c in callbacks]
-    return "".join(f" + {name.rpartition('.')[2]}" for name in names)
+    return [name.rpartition(".")[2] for name in names]
+
+
+def _unsaid(parts: Mapping[str, Any]) -> dict[str, str]:
+    """What stands beside a method, but for callbacks of which the names say all."""
+    callbacks = (parts.get("trainer") or {}).get("callbacks") or []
+    says_all = all(not isinstance(c, Mapping) or set(c) == {"class_path"} for c in callbacks)
+    return {key: value for key, value in flat(parts).items() if not (says_all and key == "trainer.callbacks")}
 
 
 def _assignment(text: str, entry: str) -> tuple[str, Any]:

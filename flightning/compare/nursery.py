@@ -48,6 +48,8 @@ def _serve(life: int, fresh: bool) -> dict[str, Any] | None:
         for name in _PRELOADED:
             importlib.import_module(name)
     running: dict[int, int] = {}
+    # as long as they are kept, no new one waits for those before it in our place
+    interpreters: dict[int, subprocess.Popen[bytes]] = {}
     unread = b""
     while True:
         if select.select([0], [], [], _PAUSE)[0]:
@@ -57,19 +59,28 @@ def _serve(life: int, fresh: bool) -> dict[str, Any] | None:
             *lines, unread = (unread + found).split(b"\n")
             for line in lines:
                 job = json.loads(line)
-                pid = _start(line.decode(), life) if fresh else os.fork()
-                if pid == 0:
+                if fresh:
+                    process = _start(line.decode(), life)
+                    interpreters[pid := process.pid] = process
+                elif (pid := os.fork()) == 0:
                     os.close(answers)
                     return dict(job)
                 running[pid] = job["job"]
                 _say(answers, job=job["job"], pid=pid)
-        while running and (ended := os.waitpid(-1, os.WNOHANG))[0]:
-            _say(answers, job=running.pop(ended[0]), code=os.waitstatus_to_exitcode(ended[1]))
+        _tell_ended(running, interpreters, answers)
 
 
-def _start(job: str, life: int) -> int:
+def _tell_ended(running: dict[int, int], interpreters: dict[int, subprocess.Popen[bytes]], answers: int) -> None:
+    while running and (ended := os.waitpid(-1, os.WNOHANG))[0]:
+        pid, code = ended[0], os.waitstatus_to_exitcode(ended[1])
+        if pid in interpreters:
+            interpreters.pop(pid).returncode = code
+        _say(answers, job=running.pop(pid), code=code)
+
+
+def _start(job: str, life: int) -> subprocess.Popen[bytes]:
     command = [sys.executable, "-m", "flightning.compare.nursery", str(life), "--job", job]
-    return subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=[life]).pid
+    return subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=[life])
 
 
 def _say(answers: int, **message: int) -> None:

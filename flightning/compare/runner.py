@@ -67,7 +67,7 @@ class Runner:
         try:
             while self._waiting or self._running:
                 while self._waiting and len(self._running) < self.jobs:
-                    self._start(self._waiting.popleft(), nurseries)
+                    self._try(self._waiting.popleft(), nurseries)
                 self._poll()
                 show()
                 if self._running:
@@ -79,6 +79,12 @@ class Runner:
                 status.state = "finished" if find_state(status.cell) == "finished" else "interrupted"
             if self._running:
                 show()
+
+    def _try(self, status: Status, nurseries: Nurseries) -> None:
+        try:
+            self._start(status, nurseries)
+        except OSError as error:
+            status.state, status.error = "failed", str(error)
 
     def _start(self, status: Status, nurseries: Nurseries) -> None:
         cell = status.cell

@@ -10,7 +10,7 @@ from typing import Literal
 from flightning.compare.cells import Cell
 from flightning.compare.folders import read_json
 
-__all__ = ["Status", "format_seconds", "remaining"]
+__all__ = ["Status", "format_seconds", "remaining", "side_by_side"]
 
 State = Literal["waiting", "starting", "training", "interrupted", "finished", "failed"]
 
@@ -95,7 +95,17 @@ def remaining(statuses: Sequence[Status], jobs: int) -> float | None:
         return None
     typical = sum(lengths) / len(lengths)
     left = [s.seconds_left for s in statuses]
-    return sum(typical if seconds is None else seconds for seconds in left) / jobs
+    return side_by_side([typical if seconds is None else seconds for seconds in left], jobs)
+
+
+def side_by_side(seconds: Sequence[float], jobs: int) -> float:
+    """Time that runs take of which some run at once: never less than the longest of them.
+
+    Example:
+        >>> side_by_side([600.0], 4), side_by_side([10.0, 20.0, 30.0], 2)
+        (600.0, 30.0)
+    """
+    return max([sum(seconds) / jobs, *seconds])
 
 
 def format_seconds(seconds: float | None) -> str:

@@ -10,28 +10,29 @@ import numpy as np
 from flightning.errors import nearest
 from flightning.report.runs import ReportError, Run
 
-__all__ = ["Comparison", "arrange", "changes_learning", "matching", "pick_baseline"]
+__all__ = ["PLACES", "Comparison", "arrange", "changes_learning", "matching", "pick_baseline", "plain"]
 
 TRAINER_KEYS = frozenset(["max_epochs", "gradient_clip_val", "gradient_clip_algorithm", "precision"])
 """The arguments of the trainer that change what is learned; the others say where and how it is logged."""
 
-PLACE_NAMES = frozenset(
+PLACES = frozenset(
     [
-        "save_dir",
+        "cache_dir",
         "data_dir",
-        "root",
+        "default_root_dir",
         "dirpath",
-        "name",
-        "version",
-        "id",
+        "download",
+        "enable_progress_bar",
         "num_workers",
         "pin_memory",
-        "eval_batch_size",
-        "local_loop",
-        "serialisation_overhead",
+        "root",
+        "save_dir",
     ]
 )
-"""Last parts of keys that say where things are or how fast they go, never what is learned."""
+"""Last parts of keys that say where things are or how they are shown, and change no number of a run but its seconds."""
+
+BESIDE_LEARNING = frozenset(["name", "version", "id", "eval_batch_size", "local_loop", "serialisation_overhead"])
+"""Last parts of keys that say what runs are called or how they are measured, never what is learned."""
 
 MOST_IN_LABEL = 3
 """More differing arguments than this would make a label that no table can hold."""
@@ -126,32 +127,49 @@ def pick_baseline(baseline: str, runs: Sequence[Run], labels: Sequence[str], not
     Raises:
         ReportError: If another than the default baseline is asked for and not there.
     """
-    wanted = baseline.lower()
-    matches = matching(baseline, [(r.model, label) for r, label in zip(runs, labels, strict=True)])
+    wanted = plain(baseline)
+    matches = matching(baseline, [(r.model, r.label, label) for r, label in zip(runs, labels, strict=True)])
     if not matches and wanted != "fedavg":
         raise ReportError(f"`baseline` is `{baseline}`, but no run has this method; {nearest(baseline, set(labels))}")
     if not matches:
         notes.append("No run of `FedAvg`: there is no baseline; name another method with `--baseline`.")
         return None
-    if len(matches) > 1 and matches[0].lower() != wanted:
+    if len(matches) > 1 and plain(matches[0]) != wanted:
         others = ", ".join(f"`{m}`" for m in matches[1:])
         notes.append(f"The baseline is `{matches[0]}`; to take {others} instead, give the full name to `--baseline`.")
     return matches[0]
 
 
-def matching(name: str, methods: Sequence[tuple[str, str]]) -> list[str]:
-    """Labels that a name in any case may mean, the label that is the name itself first.
+def matching(name: str, methods: Sequence[tuple[str, ...]]) -> list[str]:
+    """Labels that a name in any case and with any spaces may mean, the label that is the name itself first.
 
     Args:
         name: Label or name of a model.
-        methods: Model and label of every method.
+        methods: Names of every method: the model first, then labels, the last of which is returned.
 
     Example:
         >>> matching("fedavg", [("FedAvg", "FedAvg (lr=1)"), ("FedProx", "FedProx"), ("FedAvg", "FedAvg")])
         ['FedAvg', 'FedAvg (lr=1)']
+        >>> matching("FedAvg(lr=1)", [("FedAvg", "FedAvg (lr=1)"), ("FedAvg", "FedAvg")])
+        ['FedAvg (lr=1)']
     """
-    found = [label for model, label in methods if name.lower() in (model.lower(), label.lower())]
-    return sorted(dict.fromkeys(found), key=lambda label: label.lower() != name.lower())
+    wanted = plain(name)
+    found: dict[str, int] = {}
+    for names in methods:
+        distance = [plain(n) for n in reversed(names)].index(wanted) if wanted in map(plain, names) else len(names)
+        if distance < len(names):
+            found[names[-1]] = min(distance, found.get(names[-1], distance))
+    return sorted(found, key=lambda label: found[label])
+
+
+def plain(label: str) -> str:
+    """A label as it is compared: in small letters, without spaces.
+
+    Example:
+        >>> plain("FedProx (mu=0.1)")
+        'fedprox(mu=0.1)'
+    """
+    return label.lower().replace(" ", "")
 
 
 def _settings(runs: Sequence[Run]) -> tuple[list[str], str]:
@@ -186,7 +204,7 @@ def changes_learning(key: str) -> bool:
     return (
         parts[0] not in ("ckpt_path", "weights_only", "config", "_wandb")
         and "seed" not in key
-        and parts[-1] not in PLACE_NAMES
+        and parts[-1] not in PLACES | BESIDE_LEARNING
     )
 
 
@@ -212,8 +230,10 @@ def _labels(runs: Sequence[Run], settings: Sequence[str]) -> tuple[list[str], li
             continue
         known = variants.setdefault(run.model, {})
         labels.append(f"{run.model} (variant {known.setdefault(parts, len(known) + 1)})")
-    labels = _told_apart(runs, settings, labels)
+    labels = _named(runs, settings, _told_apart(runs, settings, labels))
     for model, found_variants in variants.items():
+        if not any(label.startswith(f"{model} (variant ") for label in labels):  # a grid has given them names
+            continue
         notes.append(
             f"`{model}` was run with {len(found_variants)} configurations that differ in {len(differing[model])} "
             "arguments: they are shown as variants, and the configurations list what differs."
@@ -228,6 +248,17 @@ def _told_apart(runs: Sequence[Run], settings: Sequence[str], labels: Sequence[s
         given.setdefault((setting, label), set()).update({run.label} - {""})
     shared = {label for (_, label), names in given.items() if len(names) > 1}
     return [run.label or label if label in shared else label for run, label in zip(runs, labels, strict=True)]
+
+
+def _named(runs: Sequence[Run], settings: Sequence[str], labels: Sequence[str]) -> list[str]:
+    """The labels, with the names that a grid gives to methods, where such a name means one method in each setting."""
+    meant: dict[tuple[str, str], set[str]] = {}
+    for run, setting, label in zip(runs, settings, labels, strict=True):
+        meant.setdefault((setting, run.name), set()).add(label)
+    doubtful = {name for (_, name), found in meant.items() if len(found) > 1}
+    return [
+        run.name if run.name and run.name not in doubtful else label for run, label in zip(runs, labels, strict=True)
+    ]
 
 
 def _unpaired(

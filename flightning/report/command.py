@@ -16,7 +16,7 @@ from flightning.report.figures import write_figures, write_partitions
 from flightning.report.formats import latex, latex_text, markdown, runs_csv, tables_csv
 from flightning.report.page import page
 from flightning.report.quantities import Quantity, accuracies, costs, fairness, to_target
-from flightning.report.runs import ReportError, Run, read_runs
+from flightning.report.runs import ReportError, read_runs
 from flightning.report.statistics import final
 from flightning.report.tables import MOST_PAIRS, Table, method_tables, pair_tables
 from flightning.report.target import BASELINE_FINAL, FEDAVG_FINAL, Target, parse_target, set_target
@@ -154,7 +154,7 @@ def analyse(
     title = f"Comparison of {len(compared.methods)} methods" if several else compared.methods[0]
     title += f" on {compared.common}" if compared.common else ""
     quantities = [*accuracies(last), *(to_target(goal) if goal else []), *costs(), *fairness()]
-    return Report(title, _notices(found), tables, notes, compared, quantities, pairs)
+    return Report(title, _notices(compared), tables, notes, compared, quantities, pairs)
 
 
 def _capped(last: int, compared: Comparison) -> int:
@@ -189,8 +189,31 @@ def _write(made: Report, folder: Path) -> list[Path]:
     return [folder / name for name in texts] + pictures
 
 
-def _notices(runs: Sequence[Run]) -> list[str]:
-    return list(dict.fromkeys(r.notice for r in runs if r.notice))
+def _notices(compared: Comparison) -> list[str]:
+    """What must stand on top, each with the methods or settings that it concerns if these are not all."""
+    concerned: dict[str, set[tuple[str, str]]] = {}
+    for place, runs in compared.runs.items():
+        for run in runs:
+            if run.notice:
+                concerned.setdefault(run.notice, set()).add(place)
+    return [_whose(places, compared) + notice for notice, places in concerned.items()]
+
+
+def _whose(places: set[tuple[str, str]], compared: Comparison) -> str:
+    everything = set(compared.runs)
+    if places == everything:
+        return ""
+    for axis, names in enumerate((compared.settings, compared.methods)):
+        own = [name for name in names if any(place[axis] == name for place in places)]
+        if places == {place for place in everything if place[axis] in own}:
+            return f"{', '.join(own)}: "
+    named = [
+        f"{method} on {setting}"
+        for setting in compared.settings
+        for method in compared.methods
+        if (setting, method) in places
+    ]
+    return f"{', '.join(named)}: "
 
 
 def _tables(compared: Comparison, target: Target | None, last: int) -> list[Table]:

@@ -6,6 +6,7 @@ import re
 import shutil
 import textwrap
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -66,7 +67,8 @@ def write_partitions(compared: Comparison, folder: Path) -> list[Path]:
         height, width = picture.shape[:2]
         figure = Figure(figsize=(width / PICTURE_DPI, height / PICTURE_DPI), dpi=PICTURE_DPI)
         figure.figimage(picture)
-        shutil.copyfile(run.picture, folder / f"{stem}.png")
+        with suppress(shutil.SameFileError):  # the report lies in the folder of the run
+            shutil.copyfile(run.picture, folder / f"{stem}.png")
         figure.savefig(folder / f"{stem}.pdf", dpi=PICTURE_DPI, metadata={"CreationDate": None})
         files += [folder / f"{stem}.png", folder / f"{stem}.pdf"]
     return files

@@ -217,13 +217,14 @@ def fairness() -> list[Quantity]:
         return value
 
     def entry(key: str, title: str, value: Callable[[Run], float], better: int, scale: float = 100) -> Quantity:
-        digits = 2 if scale == 100 else 4
+        unit, digits = ("%", 2) if scale == 100 else ("", 4)
         return Quantity(
             f"clients_{key}",
             title,
             lambda _, r: value(r),
             lambda _, r: math.isfinite(value(r)),
-            scale=scale,
+            unit,
+            scale,
             digits=digits,
             better=better,
         )

@@ -53,6 +53,7 @@ class Run:
         finished: False for a run that says it was interrupted.
         notice: A line that must stand on top of every report of this run.
         label: Its name in the comparison that made the run; empty if none did.
+        name: The name that the grid of this comparison gives to its method; empty if it gives none.
         picture: Picture of the partition, if there is one.
         broken: Number of unreadable log lines that were skipped.
         problems: Sentences about files that could not be read.
@@ -71,6 +72,7 @@ class Run:
     finished: bool = True
     notice: str = ""
     label: str = ""
+    name: str = ""
     picture: Path | None = None
     broken: int = 0
     problems: tuple[str, ...] = ()
@@ -131,12 +133,19 @@ def read_runs(paths: Iterable[Path | str]) -> tuple[list[Run], list[str]]:
 
     Raises:
         ReportError: If no run logged an accuracy.
+        FlightningError: If none can be read.
     """
     notes: list[str] = []
     runs: list[Run] = []
+    unreadable: list[FlightningError] = []
     # runs of W&B last: those that were also logged as CSV are known then
-    for path in sorted(find_runs(paths), key=lambda p: not p.is_dir()):
-        run = read_run(path)
+    for path, *more in sorted(_whole(find_runs(paths)), key=lambda parts: not parts[0].is_dir()):
+        try:
+            run = read_run(path, *more)
+        except FlightningError as error:
+            unreadable.append(error)
+            notes.append(f"`{path}` is left out: {error}")
+            continue
         if not path.is_dir() and any(_same(run, other) for other in runs):
             notes.append(f"`{path}` is left out: it is the W&B log of a run whose `metrics.csv` is here, too.")
             continue
@@ -150,12 +159,23 @@ def read_runs(paths: Iterable[Path | str]) -> tuple[list[Run], list[str]]:
             runs.append(run)
         else:
             notes.append(f"`{path}` is left out: it logged no `val/accuracy` in any round.")
+    if not runs and len(unreadable) == len(notes):
+        raise unreadable[0]
     if not runs:
         raise ReportError(
             f"none of the {len(notes)} runs logged `val/accuracy`, and every table needs it ({notes[0]}); "
             "let the runs finish a round, or log the accuracy under this name."
         )
     return _seeded(runs), notes
+
+
+def _whole(found: Iterable[Path]) -> list[list[Path]]:
+    """The runs, each with the parts in which W&B logged it: one that goes on has a new file with the same name."""
+    runs: dict[Path, list[Path]] = {}
+    for path in found:
+        # wandb/offline-run-<time>-<id>/run-<id>.wandb
+        runs.setdefault(path if path.is_dir() else path.parent.parent.resolve() / path.name, []).append(path)
+    return [sorted(parts) for parts in runs.values()]
 
 
 def _same(run: Run, other: Run) -> bool:
@@ -175,11 +195,12 @@ def _seeded(runs: list[Run]) -> list[Run]:
     return runs
 
 
-def read_run(path: Path) -> Run:
+def read_run(path: Path, *more: Path) -> Run:
     """Read one run.
 
     Args:
         path: A folder with a ``metrics.csv``, or a ``run-*.wandb`` file.
+        *more: Further files of a W&B run that was interrupted and went on.
     """
     problems: list[str] = []
     if path.is_dir():
@@ -190,7 +211,7 @@ def read_run(path: Path) -> Run:
     else:
         from flightning.report.wandb_log import read_wandb
 
-        table, config, summary, broken = read_wandb(path)
+        table, config, summary, broken = read_wandb([path, *more])
         folder = path.parent
         picture = next(iter(sorted(folder.rglob("*partition*.png"))), None)
     rounds = np.array(sorted(table), dtype=np.int64)
@@ -212,6 +233,7 @@ def read_run(path: Path) -> Run:
         finished=summary.get("finished") is not False,
         notice=str(summary.get("notice") or ""),
         label=str(cell.get("label") or ""),
+        name=str(cell.get("name") or ""),
         picture=picture if picture is not None and picture.is_file() else None,
         broken=broken,
         problems=tuple(problems),

@@ -111,11 +111,9 @@ def _entries(quantity: Quantity, setting: str, compared: Comparison) -> tuple[st
     if not any(quantity.known(setting, r) for runs in groups for r in runs):
         return None
     found = [estimate([quantity.value(setting, r) for r in runs]) for runs in groups]
-    if quantity.spread is not None:  # one seed: the deviation may be over rounds instead
-        found = [
-            replace(e, std=quantity.spread(runs[0])) if len(runs) == 1 else e
-            for e, runs in zip(found, groups, strict=True)
-        ]
+    # one seed in the whole report: the deviation may be over rounds instead
+    if quantity.spread is not None and max(map(len, compared.runs.values())) == 1:
+        found = [replace(e, std=quantity.spread(runs[0])) if runs else e for e, runs in zip(found, groups, strict=True)]
     unit, scale = quantity.unit, quantity.scale
     if unit == "bytes":
         unit, scale = byte_unit([e.mean for e in found])

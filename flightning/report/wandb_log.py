@@ -11,7 +11,7 @@ import importlib
 import json
 import struct
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -66,11 +66,11 @@ def records(content: bytes) -> Iterator[bytes | None]:
             parts = []
 
 
-def read_wandb(path: Path) -> tuple[dict[int, dict[str, float]], dict[str, Any], dict[str, Any], int]:
+def read_wandb(paths: Sequence[Path]) -> tuple[dict[int, dict[str, float]], dict[str, Any], dict[str, Any], int]:
     """Read one offline run.
 
     Args:
-        path: The ``run-*.wandb`` file.
+        paths: Its ``run-*.wandb`` file; of a run that was interrupted and went on one for each part, in their order.
 
     Returns:
         ``{round: {key: value}}``, the configuration, the summary and the number of broken records.
@@ -85,20 +85,20 @@ def read_wandb(path: Path) -> tuple[dict[int, dict[str, float]], dict[str, Any],
         decode_error = importlib.import_module("google.protobuf.message").DecodeError
     except ImportError as error:
         raise ConfigurationError(
-            f"`{path}` is a W&B log and reading it needs the package `wandb`; install `flightning[wandb]`, "
+            f"`{paths[0]}` is a W&B log and reading it needs the package `wandb`; install `flightning[wandb]`, "
             "or give only folders with a `metrics.csv`."
         ) from error
-    content = path.read_bytes()
-    if not content.startswith(HEADER):
-        raise ReportError(
-            f"`{path}` does not start like a W&B log (`:W&B`); leave it out or sync it again from its machine."
-        )
     log = _Log()
-    for payload in records(content):
-        try:
-            log.add(wandb_internal_pb2.Record.FromString(payload) if payload is not None else None)
-        except (decode_error, ValueError):
-            log.broken += 1
+    for path in paths:
+        content = path.read_bytes()
+        if not content.startswith(HEADER):
+            if len(paths) > 1:  # a part that ended before W&B wrote anything
+                log.broken += 1
+                continue
+            raise ReportError(
+                f"`{path}` does not start like a W&B log (`:W&B`); leave it out or sync it again from its machine."
+            )
+        log.read(content, wandb_internal_pb2.Record.FromString, (decode_error, ValueError))
     for key in ("partition", "partition_hash", "num_clients", "seed", "notice"):
         if isinstance(log.summary.get(key), dict):  # a picture of this name
             del log.summary[key]
@@ -121,6 +121,14 @@ class _Log:
     finished: bool = False
     name: str = ""
 
+    def read(self, content: bytes, parse: Callable[[bytes], Any], errors: tuple[type[Exception], ...]) -> None:
+        self.finished = False
+        for payload in records(content):
+            try:
+                self.add(parse(payload) if payload is not None else None)
+            except errors:
+                self.broken += 1
+
     def add(self, record: Any) -> None:
         kind = record.WhichOneof("record_type") if record is not None else "broken"
         if kind == "broken":
@@ -137,8 +145,9 @@ class _Log:
             self.finished = record.exit.exit_code == 0
         elif kind == "history":
             row = _items(record.history.item)
-            # rows of the machine's own statistics belong to no round
-            self.broken += ("round" in row or "epoch" in row) and not add_row(self.table, row)
+            # rows of the machine's own statistics belong to no round, and the partition is logged before the first
+            is_of_round = row.get("round") != 0 if "round" in row else "epoch" in row
+            self.broken += is_of_round and not add_row(self.table, row)
 
 
 def _items(items: Iterable[Any]) -> dict[str, Any]:

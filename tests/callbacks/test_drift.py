@@ -108,6 +108,12 @@ def test_pictures_of_features(tmp_path):
     assert pictures[0].read_bytes().startswith(b"\x89PNG")
 
 
+def test_of_fewer_than_three_samples_there_is_no_picture(tmp_path):
+    drift = Drift(tsne_every=1, tsne_clients=1, tsne_samples=2)
+    fit(make_module(FedAvg), make_data(), 1, Federation(), [drift], default_root_dir=tmp_path)
+    assert not (tmp_path / "tsne").exists()
+
+
 def test_features_are_those_of_the_local_models(tmp_path):
     class Keep(Drift):
         def on_train_epoch_end(self, trainer, pl_module):

@@ -1,14 +1,15 @@
 import json
 
 import pytest
+import torch
 
 from flightning.algorithms import VHL, Centralized, FedAvg
-from flightning.callbacks import CCVR, Federation, RoundLogging, RunReport, run_report
+from flightning.callbacks import CCVR, Federation, LastCheckpoint, RoundLogging, RunReport, run_report
 from flightning.callbacks.run_report import format_bytes
 from flightning.errors import ConfigurationError
 from flightning.loggers import RoundCSVLogger
 from tests.classification import make_data, make_module, make_turned_pictures
-from tests.problems import QuadraticModule, fit
+from tests.problems import QuadraticModule, fit, make_trainer
 
 PNG = b"\x89PNG\r\n\x1a\n"
 
@@ -24,7 +25,7 @@ def run(folder, rounds=3, module=None, **kwargs):
 def test_summary_and_pictures(tmp_path, capsys):
     summary = run(tmp_path)
     rows = RoundCSVLogger(tmp_path)
-    rows._open()
+    rows.open()
     accuracies = {r: row["val/accuracy"] for r, row in rows.rows.items()}
     best = max(accuracies, key=lambda r: accuracies[r])
     assert summary["model"] == "FedAvg"
@@ -69,7 +70,7 @@ def test_ccvr_is_part_of_the_summary(tmp_path, capsys, wide):
     plain = run(tmp_path / "plain")
     summary = run(tmp_path / "ccvr", callbacks=[CCVR()])
     rows = RoundCSVLogger(tmp_path / "ccvr")
-    rows._open()
+    rows.open()
     last = rows.rows[3]
     assert summary["ccvr_accuracy"] == last["ccvr/accuracy"]
     for way in ("up", "down"):
@@ -90,6 +91,47 @@ def test_an_interrupted_run_can_be_read_too(tmp_path):
     summary = json.loads((tmp_path / "summary.json").read_text())
     assert summary["rounds"] == 2
     assert summary["finished"] is False
+
+
+def go_on(folder, callbacks=(), rounds=2):
+    """Resume a run from the checkpoint of its last round, as if it had been stopped right after it."""
+    callbacks = [LastCheckpoint(folder), *callbacks, RoundLogging(), RunReport(folder)]
+    logger = RoundCSVLogger(folder)
+    trainer = make_trainer(rounds, Federation(seed=4), callbacks, logger=logger, enable_checkpointing=True)
+    module = make_module(FedAvg, seed=7)
+    trainer.fit(module, datamodule=make_data(), ckpt_path=str(folder / "last.ckpt"))
+    return module, json.loads((folder / "summary.json").read_text())
+
+
+def timeless(summary):
+    return {key: value for key, value in summary.items() if key != "seconds"}
+
+
+def test_a_run_that_was_stopped_after_its_last_round_is_finished(tmp_path, capsys):
+    whole = run(tmp_path, rounds=2, callbacks=[LastCheckpoint(tmp_path)], enable_checkpointing=True)
+    (tmp_path / "summary.json").write_text(json.dumps({**whole, "finished": False}))
+    (tmp_path / "learning_curve.png").unlink()
+    assert go_on(tmp_path)[1] == whole
+    assert (tmp_path / "learning_curve.png").exists()
+    assert "No round was trained: the checkpoint has all 2 rounds already" in capsys.readouterr().out
+
+
+def test_a_run_that_was_stopped_before_its_calibration_is_calibrated(tmp_path):
+    (tmp_path / "whole").mkdir()
+    whole = run(tmp_path / "whole", rounds=2, callbacks=[CCVR()])
+    run(tmp_path, rounds=2, callbacks=[LastCheckpoint(tmp_path)], enable_checkpointing=True)
+    module, summary = go_on(tmp_path, [CCVR()])
+    assert timeless(summary) == timeless(whole)
+    saved = torch.load(tmp_path / "ccvr.ckpt", weights_only=False)["state_dict"]
+    assert torch.equal(saved["net.head.weight"], module.net.head.weight)
+    last = torch.load(tmp_path / "last.ckpt", weights_only=False)["state_dict"]
+    assert not torch.equal(last["net.head.weight"], module.net.head.weight)
+
+
+def test_a_checkpoint_of_another_folder_makes_no_summary(tmp_path):
+    run(tmp_path / "a", rounds=2, callbacks=[LastCheckpoint(tmp_path)], enable_checkpointing=True)
+    with pytest.raises(FileNotFoundError, match="summary"):
+        go_on(tmp_path)
 
 
 def test_the_clients_are_drawn_before_the_first_local_step(tmp_path):

@@ -1,5 +1,6 @@
 """What a comparison checks before it runs, and what it says when it has run."""
 
+import errno
 import json
 import os
 
@@ -9,6 +10,7 @@ from flightning.compare.cells import Cell
 from flightning.compare.command import compare, run
 from flightning.compare.folders import prepare
 from flightning.compare.runner import Runner
+from flightning.errors import ConfigurationError
 from tests.report.synthetic import write_run
 
 BASE = ["--config", "quickstart", "--models", "FedAvg", "SOLO"]
@@ -32,6 +34,7 @@ def finished_cell(out, model, seed=0, accuracy=(0.5, 0.8)):
         (["--target", "90"], "`target` is 90, but accuracies are fractions"),
         (["--last", "0"], "`last` is 0, but it counts the rounds"),
         (["--baseline", "FedAgv"], "`baseline` is `FedAgv`, which is none of the methods. Did you mean `FedAvg`"),
+        (["--baseline", "SOLO(mu=1)"], "`baseline` is `SOLO(mu=1)`, which is none of the methods. Did you mean `SOLO`"),
     ],
 )
 def test_options_of_the_report_are_checked_before_anything_runs(tmp_path, capsys, options, message):
@@ -67,6 +70,25 @@ def test_options_of_the_report_are_passed_to_it(tmp_path, capsys):
     said = capsys.readouterr().out
     assert "Target: accuracy 70 %" in said
     assert "accuracy of the last 2 rounds" in said
+
+
+@pytest.mark.parametrize("baseline", ["SOLO (net=mlp)", "solo(net=MLP)", "SOLO"])
+def test_a_baseline_may_be_named_as_the_comparison_names_it(tmp_path, capsys, baseline):
+    cell = finished_cell(tmp_path, "SOLO")
+    record = json.loads((cell.folder / "cell.json").read_text())
+    (cell.folder / "cell.json").write_text(json.dumps({**record, "label": "SOLO(net=MLP)"}))
+    finished_cell(tmp_path, "FedAvg")
+    assert compare([cell], tmp_path, report_options={"baseline": baseline, "target": "baseline-final"}) == 0
+    assert "final accuracy of SOLO with the same seed" in capsys.readouterr().out
+
+
+def test_a_folder_that_cannot_be_locked_is_no_other_comparison(tmp_path, monkeypatch):
+    def refuse(*_):
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr("fcntl.flock", refuse)
+    with pytest.raises(ConfigurationError, match=r"cannot be locked .*No locks available"):
+        compare([finished_cell(tmp_path, "FedAvg")], tmp_path)
 
 
 def test_failures_are_listed_even_if_the_report_fails(tmp_path, capsys, monkeypatch):

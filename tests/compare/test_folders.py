@@ -48,6 +48,13 @@ def test_a_run_with_checkpoint_goes_on_with_its_threads_and_id(tmp_path):
     assert (cell.folder / "metrics.csv").exists()
 
 
+def test_a_run_that_starts_anew_has_the_threads_of_now_and_its_id(tmp_path):
+    first = prepare(cell_in(tmp_path / "a"), "new", 1)
+    again = prepare(cell_in(tmp_path / "a"), "new", 2)
+    assert (again.threads, again.wandb_id) == (2, first.wandb_id)
+    assert prepare(cell_in(tmp_path / "a"), "interrupted", 4) == again
+
+
 def test_a_finished_run_is_finished(tmp_path):
     cell = cell_in(tmp_path / "a")
     prepare(cell, "new", 1)
@@ -59,6 +66,14 @@ def test_a_folder_with_other_settings_is_refused(tmp_path):
     prepare(cell_in(tmp_path / "a", **{"--trainer.max_epochs": "2"}), "new", 1)
     with pytest.raises(ConfigurationError, match=r"other settings \(`--trainer.max_epochs`: `2`, now `4`\): choose"):
         find_state(cell_in(tmp_path / "a", **{"--trainer.max_epochs": "4"}))
+
+
+def test_a_folder_from_before_numbers_were_written_in_one_way_goes_on(tmp_path):
+    folder = tmp_path / "a"
+    folder.mkdir()
+    settings = {"model": "FedAvg", "seed": "0", "--budget": "1.0", "data.cache_dir": "/cache"}
+    (folder / "cell.json").write_text(json.dumps({"settings": settings, "threads": 1, "wandb_id": "x"}))
+    assert find_state(cell_in(folder, **{"--budget": "1"})) == "new"
 
 
 def test_a_folder_with_a_foreign_run_is_refused(tmp_path):
@@ -114,10 +129,41 @@ def test_time_left_counts_waiting_cells_as_typical_ones(tmp_path):
     assert remaining([done, waiting, Status(cell_in(tmp_path / "c"))], 2) == pytest.approx(20.0)
 
 
+def test_time_left_is_never_less_than_that_of_the_longest_cell(tmp_path):
+    # 10 rounds took 10 s, and 600 are left: three other places cannot help
+    running = Status(cell_in(tmp_path / "a"), "training", round=10, max_rounds=610, seconds=10.0)
+    assert remaining([running], 4) == pytest.approx(600.0, abs=1.0)
+
+
 def test_time_left_counts_the_start_and_end_of_cells_that_finished(tmp_path):
     done = Status(cell_in(tmp_path / "a"), state="finished", round=10, max_rounds=10, seconds=20.0, wall_seconds=30.0)
     old = Status(cell_in(tmp_path / "b"), state="finished", is_old=True, round=10, max_rounds=10, seconds=90.0)
     assert remaining([done, old, Status(cell_in(tmp_path / "c"))], 1) == pytest.approx(30.0)
+
+
+def test_a_cell_that_cannot_be_started_fails_alone(tmp_path):
+    (tmp_path / "file").touch()
+    cells = [cell_in(tmp_path / "file" / "a"), cell_in(tmp_path / "b", seed=1)]
+    runner, started = Runner(cells, 1, "test"), []
+
+    class Finished:
+        """A nursery whose runs are over at once."""
+
+        def start(self, module, arguments, output, environment, threads):
+            started.append(output.parent)
+            write_summary(cells[1], finished=True)
+            return self
+
+        def poll(self):
+            return 0
+
+        def interrupt(self, grace):
+            """Nothing runs."""
+
+    runner.run(Finished(), lambda: None)
+    assert [s.state for s in runner.statuses] == ["failed", "finished"]
+    assert "Not a directory" in runner.statuses[0].error
+    assert started == [tmp_path / "b"]
 
 
 def statuses(tmp_path):

@@ -46,15 +46,24 @@ def test_known_classes_are_those_of_the_package_without_importing_it():
             "FedAvg(net=SimpleCNN, net.projection=256)",
             {"model": "FedAvg", "model.net": "SimpleCNN", "model.net.projection": "256"},
         ),
-        (
-            {"SOLO": {}, "with": {"lr_scheduler": {"milestones": [33, 67]}, "trainer": {"logger": None}}},
-            "SOLO",
-            {"model": "SOLO", "lr_scheduler.milestones": "[33, 67]", "trainer.logger": "null"},
-        ),
     ],
 )
 def test_an_entry_becomes_arguments(entry, label, arguments):
     assert parse_choice(entry, "model") == Choice(label, arguments)
+
+
+def test_other_parts_of_the_configuration_are_not_in_the_label():
+    entry = {"SOLO": {}, "with": {"lr_scheduler": {"milestones": [33, 67]}, "trainer": {"logger": None}}}
+    beside = {"lr_scheduler.milestones": "[33, 67]", "trainer.logger": "null"}
+    assert parse_choice(entry, "model") == Choice("SOLO", {"model": "SOLO", **beside}, unsaid=beside)
+
+
+@pytest.mark.parametrize(
+    ("callback", "unsaid"), [({"class_path": "CCVR"}, False), ({"class_path": "CCVR", "init_args": {"lr": 1}}, True)]
+)
+def test_arguments_of_a_callback_are_not_in_the_label(callback, unsaid):
+    choice = parse_choice({"FedAvg": {}, "with": {"trainer": {"callbacks": [callback]}}}, "model")
+    assert (choice.label, bool(choice.unsaid)) == ("FedAvg + CCVR", unsaid)
 
 
 @pytest.mark.parametrize(
@@ -165,11 +174,56 @@ def test_what_all_cells_share_comes_last(config, tmp_path):
     assert {"--model.mu=1", "--trainer.max_epochs=5"} <= set(cell.arguments)
 
 
-def test_cells_that_differ_only_beside_the_method_have_folders_of_their_own(config, tmp_path):
-    entries = ["FedAvg", {"FedAvg": {}, "with": {"federation": {"local_epochs": 2}}}]
-    first, second = make_cells(grid_of(config, entries), tmp_path)
-    assert first.folder != second.folder
-    assert first.folder.parent.name.startswith("fedavg-")
+def test_cells_that_differ_only_beside_the_method_have_folders_that_others_do_not_move(config, tmp_path):
+    longer = {"FedAvg": {}, "with": {"federation": {"local_epochs": 2}}}
+    first, second = make_cells(grid_of(config, ["FedAvg", longer]), tmp_path)
+    assert first.folder.parent.name == "fedavg"
+    assert second.folder.parent.name.startswith("fedavg-")
+    for entry, cell in (("FedAvg", first), (longer, second)):
+        assert [c.folder for c in make_cells(grid_of(config, [entry]), tmp_path)] == [cell.folder]
+
+
+def test_the_folder_of_a_method_does_not_hang_on_options_of_all_cells(config, tmp_path):
+    entry = {"FedAvg": {}, "with": {"federation": {"local_epochs": 2}}}
+    (short,) = make_cells(grid_of(config, [entry]), tmp_path)
+    (long,) = make_cells(grid_of(config, [entry], passed=["--trainer.max_epochs", "9"]), tmp_path)
+    assert short.folder == long.folder
+
+
+@pytest.mark.parametrize(
+    "axes",
+    [
+        {"models": ["FedProx:mu=1", {"FedProx": {"mu": 2}, "as": "FedProx(mu=1)"}]},
+        {"data": [{"MNIST": {}, "with": {"optimizer": {"lr": lr}}} for lr in (0.1, 0.2)]},
+        {"partitions": [{"IID": {}, "with": {"data": {"num_clients": n}}} for n in (5, 10)]},
+    ],
+)
+def test_entries_that_cannot_be_told_apart_are_refused(config, tmp_path, axes):
+    places = {"data": "data", "partitions": "data.partition"}
+    parsed = {axis: [parse_choice(e, places[axis]) for e in axes[axis]] for axis in places if axis in axes}
+    grid = grid_of(config, axes.get("models", ("FedAvg",)), **parsed)
+    with pytest.raises(ConfigurationError, match=r"would share the folder .*: give one of the entries another name"):
+        make_cells(grid, tmp_path)
+
+
+def test_long_names_fit_into_a_folder_and_stay_apart(config, tmp_path):
+    words = ["a" * 300, "a" * 299 + "b"]
+    cells = make_cells(grid_of(config, [f"FedProx:net={word}" for word in words]), tmp_path)
+    names = [c.folder.parent.name for c in cells]
+    assert [len(name) for name in names] == [100, 100]
+    assert names[0] != names[1]
+
+
+def test_the_name_of_a_method_is_true_on_all_data_sets(config, tmp_path):
+    entry = {"FedProx": {"mu": 1.0, "net": "MLP"}, "for": {"MNIST": {"mu": 0.01}}}
+    grid = grid_of(config, [entry], data=[parse_choice(d, "data") for d in ("Digits", "MNIST")])
+    assert {c.model for c in make_cells(grid, tmp_path)} == {"FedProx(net=MLP)"}
+
+
+def test_the_label_of_the_data_and_the_name_of_the_method_are_kept(config, tmp_path):
+    data = [parse_choice({"EMNIST": {"split": split}}, "data") for split in ("letters", "digits")]
+    cells = make_cells(grid_of(config, [{"FedAvg": {}, "as": "mine"}], data=data), tmp_path)
+    assert [(c.data, c.name) for c in cells] == [("EMNIST(split=letters)", "mine"), ("EMNIST(split=digits)", "mine")]
 
 
 def test_the_same_cell_twice_is_refused(config, tmp_path):
@@ -194,6 +248,26 @@ def test_places_and_comments_do_not_decide_what_is_computed(config, tmp_path):
     Path(config).write_text("trainer: {max_epochs: 4}\nmodel: {class_path: FedAvg}\n")
     (other, *_) = make_cells(grid_of(config), tmp_path)
     assert fingerprint(other.settings) != fingerprint(before.settings)
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        (["--budget", "1"], ["--budget=1.0"]),
+        (["--data.download", "false"], []),
+        (["--data.cache_dir=a"], ["--data.cache_dir=b"]),
+        (["--trainer.logger", "WandbLogger", "--trainer.logger.project=x"], []),
+        (["--trainer.logger+=TensorBoardLogger"], []),
+    ],
+)
+def test_what_changes_no_result_decides_nothing(config, tmp_path, before, after):
+    one, two = (make_cells(grid_of(config, passed=passed), tmp_path)[0] for passed in (before, after))
+    assert fingerprint(one.settings) == fingerprint(two.settings)
+
+
+def test_the_configuration_of_a_hub_data_set_decides(config, tmp_path):
+    one, two = (make_cells(grid_of(config, passed=["--data.name", name]), tmp_path)[0] for name in "ab")
+    assert fingerprint(one.settings) != fingerprint(two.settings)
 
 
 def test_options_given_twice_all_count(config, tmp_path):
@@ -272,7 +346,32 @@ def test_a_word_that_stands_alone_is_refused(config):
 
 
 @pytest.mark.parametrize(
-    "name", ["fashion", "fashion_checks", "fedrl", "rfedavg", "rfedavg_device", "fedcd", "cdfdm", "cdfdm_local"]
+    ("word", "axis"),
+    [
+        ("--data", "data"),
+        ("--data=MNIST", "data"),
+        ("--data.partition=IID", "partitions"),
+        ("--data.partition.alpha", "partitions"),
+    ],
+)
+def test_options_that_replace_an_axis_are_refused(tmp_path, config, word, axis):
+    path = tmp_path / "grid.yaml"
+    path.write_text(f"config: {config}\nmodels: [FedAvg]\ndata: [Digits]\npartitions: [IID]\n")
+    with pytest.raises(ConfigurationError, match=rf"would replace all `{axis}` of the grid"):
+        make_grid(options(grid=str(path)), [word, "x"])
+
+
+def test_options_that_replace_no_axis_are_passed_on(config):
+    words = ["--data=Digits", "--data.partition=IID"]
+    assert make_grid(options(config=[config], models=["FedAvg"]), words).passed == words
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("fashion", "fashion_checks", "fedrl", "rfedavg", "rfedavg_device"),
+        *("fedcd", "fedcd_scale", "fedcd_ablation", "cdfdm", "cdfdm_local"),
+    ],
 )
 def test_packaged_grids_make_cells(name, tmp_path):
     grid = make_grid(options(grid=name), [])

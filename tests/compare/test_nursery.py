@@ -91,6 +91,28 @@ def test_a_job_that_is_killed_says_by_what(nurseries, tmp_path):
     assert process.code == -signal.SIGKILL
 
 
+def state(pid):
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+
+
+@pytest.mark.skipif(not Path("/proc").exists(), reason="the states of processes are not to be seen")
+def test_a_job_that_ended_while_the_next_was_asked_for_is_told(nurseries, tmp_path):
+    folders = [tmp_path / name for name in ("first", "second")]
+    for folder in folders:
+        folder.mkdir()
+    first = start(nurseries, folders[0], "wait")
+    wait_for((folders[0] / "told").exists, "the first job")
+    wait_for(lambda: first.poll() is not None or first.pid is not None, "its number")
+    nursery = nurseries._by_threads[1]._process.pid
+    os.kill(nursery, signal.SIGSTOP)
+    os.kill(first.pid, signal.SIGKILL)
+    wait_for(lambda: state(first.pid) == "Z", "the end of the first job")
+    second = start(nurseries, folders[1], "tell")
+    os.kill(nursery, signal.SIGCONT)
+    wait_for(lambda: first.poll() is not None and second.poll() is not None, "both ends")
+    assert (first.code, second.code) == (-signal.SIGKILL, 3)
+
+
 def is_alive(pid):
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"

@@ -128,6 +128,32 @@ def test_finished_cells_are_not_run_again(finished):
     assert log.stat().st_mtime_ns == before
 
 
+@pytest.mark.parametrize("name", ["fedavg", "fedavg-+-ccvr"])
+def test_a_cell_that_was_stopped_after_its_last_round_is_finished(tmp_path, name):
+    entry = "{FedAvg: {}, with: {trainer: {callbacks: [{class_path: CCVR}]}}}" if "ccvr" in name else "FedAvg"
+    (tmp_path / "grid.yaml").write_text(f"config: quickstart\nmodels: [{entry}]\n")
+    assert compare(tmp_path, "--grid", "grid.yaml", *QUICK)[0] == 0
+    run = tmp_path / "out" / name / "seed_0"
+    whole, rows = json.loads((run / "summary.json").read_text()), rows_of(run)
+    stopped = {k: v for k, v in whole.items() if k != "ccvr_accuracy"}
+    (run / "summary.json").write_text(json.dumps({**stopped, "finished": False}))
+    with (run / "metrics.csv").open("w", newline="") as file:
+        writer = csv.DictWriter(file, [k for k in rows[0] if not k.startswith("ccvr/")], extrasaction="ignore")
+        writer.writeheader()
+        writer.writerows(rows)
+    code, out, err = compare(tmp_path, "--grid", "grid.yaml", *QUICK)
+    assert code == 0, err
+    assert "finished, round 2/2" in out
+    assert json.loads((run / "summary.json").read_text()) == whole
+    assert rows_of(run) == rows
+
+
+def test_a_dry_run_leaves_no_states_of_clients(tmp_path):
+    code, _, err = compare(tmp_path, "--models", "SCAFFOLD", "--dry-run", "--federation.state_dir", "states", *QUICK)
+    assert code == 0, err
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_other_settings_in_the_same_folder_are_refused(finished):
     code, _, err = compare(finished[0], "--models", "FedAvg", *QUICK[:-1], "3")
     assert code == 2

@@ -70,9 +70,23 @@ def test_targets_of_the_makefile_make_cells(target, tmp_path, monkeypatch):
     words = ["make", "--dry-run", "--always-make", target, "DATA=/data", "BUDGET=0.05", "OPTIONS=--only 'seed 0'"]
     printed = subprocess.run(words, capture_output=True, text=True, check=True).stdout
     found = [shlex.split(line)[2:] for line in printed.splitlines() if re.match(r"\S+flightning compare ", line)]
-    assert len(found) == (2 if target in ("paper-rfedavg", "paper-cdfdm") else 1)
+    assert len(found) == {"paper-rfedavg": 2, "paper-cdfdm": 2, "paper-fedcd": 3}.get(target, 1)
     for arguments in found:
         cells = expect_cells(arguments, tmp_path)
         if target != "quickstart":
             assert all({"--data.root", "/data"} <= set(c.arguments) for c in cells if c.data != "Sent140")
             assert all("--budget" in c.arguments and "0.05" in c.arguments for c in cells)
+
+
+@pytest.mark.skipif(shutil.which("make") is None, reason="there is no `make`")
+def test_all_grids_of_a_paper_run_and_a_failure_is_told_at_the_end(tmp_path):
+    program = tmp_path / ".venv" / "bin" / "flightning"
+    program.parent.mkdir(parents=True)
+    program.write_text("#!/bin/sh\necho ran $3\nexit 1\n")
+    program.chmod(0o755)
+    for name in ("pyproject.toml", ".venv/bin/python", ".venv/.installed"):
+        (tmp_path / name).touch()
+    shutil.copy(ROOT / "Makefile", tmp_path)
+    done = subprocess.run(["make", "paper-cdfdm"], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert [line for line in done.stdout.splitlines() if line.startswith("ran")] == ["ran cdfdm", "ran cdfdm_local"]
+    assert done.returncode != 0

@@ -73,6 +73,40 @@ def test_methods_that_differ_in_callbacks_have_the_labels_of_their_comparison(tm
     assert (compared.methods, compared.baseline) == (["FedAvg", "FedAvg + CCVR"], "FedAvg")
 
 
+def write_cell(folder, **record):
+    (folder / "cell.json").write_text(json.dumps(record))
+
+
+def test_methods_have_the_names_that_their_grid_gives_to_them(tmp_path):
+    for i, name in enumerate(("FedCD-hpc", "FedCD/kd", "FedCD")):
+        folder = write_run(tmp_path / str(i), "FedCD", arguments={"a": i, "b": i, "c": i, "d": i})
+        write_cell(folder, label=name, name=name)
+    compared = arranged(tmp_path, baseline="FedCD")
+    assert compared.methods == ["FedCD", "FedCD-hpc", "FedCD/kd"]
+    assert compared.notes == []
+
+
+def test_a_name_that_two_grids_give_to_different_methods_is_not_used(tmp_path):
+    for i, model in enumerate(("FedAvg", "FedProx")):
+        write_cell(write_run(tmp_path / str(i), model), label="mine", name="mine")
+    assert arranged(tmp_path).methods == ["FedAvg", "FedProx"]
+
+
+@pytest.mark.parametrize("baseline", ["fedprox (mu=1.0)", "FedProx(mu=1.0)", "FedProx(mu=1)"])
+def test_a_baseline_may_be_named_by_report_or_comparison(tmp_path, baseline):
+    for mu, label in ((0.1, "FedProx(mu=0.1)"), (1.0, "FedProx(mu=1)")):
+        write_cell(write_run(tmp_path / label, "FedProx", arguments={"mu": mu}), label=label)
+    compared = arranged(tmp_path, baseline=baseline)
+    assert compared.baseline == "FedProx (mu=1.0)"
+
+
+def test_data_with_other_arguments_are_another_setting(tmp_path):
+    for split in ("letters", "digits"):
+        write_cell(write_run(tmp_path / split, data="EMNIST"), data=f"EMNIST(split={split})")
+    compared = arranged(tmp_path, mixed=True)
+    assert sorted(compared.settings) == ["EMNIST(split=digits)", "EMNIST(split=letters)"]
+
+
 def test_same_method_and_seed_with_other_arguments_gets_their_names(tmp_path):
     for mu in (0.1, 1.0):
         write_run(tmp_path / f"mu{mu}", "FedProx", 0, arguments={"mu": mu})

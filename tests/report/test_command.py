@@ -3,7 +3,7 @@ import time
 import pytest
 from matplotlib.image import imread
 
-from flightning.report import report, run
+from flightning.report import analyse, report, run
 from tests.report.synthetic import png, write_grid, write_run
 
 FILES = ["report.html", "report.md", "report.tex", "report.csv", "runs.csv"]
@@ -84,6 +84,40 @@ def test_notice_stands_in_the_tables_for_programs(tmp_path):
         head, *lines = (tmp_path / "out" / name).read_text().splitlines()
         assert head.endswith(",notice")
         assert all(line.endswith(",Budget 0.1.") for line in lines)
+
+
+def test_notices_name_the_methods_that_they_concern(tmp_path):
+    write_run(tmp_path / "a", "FedAvg", notice="6 rounds in place of 120.")
+    write_run(tmp_path / "b", "FedProx", notice="6 rounds in place of 120.")
+    write_run(tmp_path / "c", "SOLO", notice="5 rounds in place of 100.")
+    assert analyse([tmp_path]).notices == [
+        "FedAvg, FedProx: 6 rounds in place of 120.",
+        "SOLO: 5 rounds in place of 100.",
+    ]
+
+
+def test_notices_name_the_settings_that_they_concern(tmp_path):
+    for data, notice in (("MNIST", "3 of 60."), ("CIFAR10", "10 of 200.")):
+        for model in ("FedAvg", "FedProx"):
+            write_run(tmp_path / data / model, model, data=data, notice=notice)
+    made = analyse([tmp_path], mixed=True)
+    assert sorted(made.notices) == ["CIFAR10: 10 of 200.", "MNIST: 3 of 60."]
+
+
+def test_a_notice_of_a_method_on_one_setting_names_both(tmp_path):
+    for data in ("MNIST", "CIFAR10"):
+        for model in ("FedAvg", "FedProx"):
+            notice = "scaled" if (data, model) == ("MNIST", "FedProx") else ""
+            write_run(tmp_path / data / model, model, data=data, notice=notice)
+    assert analyse([tmp_path], mixed=True).notices == ["FedProx on MNIST: scaled"]
+
+
+def test_a_report_may_lie_in_the_folder_of_its_run(tmp_path):
+    folder = write_run(tmp_path / "a")
+    before = (folder / "partition.png").read_bytes()
+    made = report([folder], out=folder)
+    assert folder / "partition.pdf" in made.files
+    assert (folder / "partition.png").read_bytes() == before
 
 
 def test_notice_makes_a_figure_higher(tmp_path):

@@ -134,6 +134,18 @@ def test_s5_table_1_last_five_rounds_of_one_run(tmp_path):
     assert "with one seed the deviation is over these rounds" in table(made, "accuracy").notes[1]
 
 
+def test_deviations_over_rounds_do_not_stand_beside_those_over_seeds(tmp_path):
+    # FedAvg: 97 and 99 are over seeds 98 +- 1.4142; FedProx has one seed, whose rounds deviate by 0.7071
+    for seed, final in enumerate((0.97, 0.99)):
+        write_run(tmp_path / f"a{seed}", "FedAvg", seed, (0.2, final, final))
+    write_run(tmp_path / "b", "FedProx", 0, (0.2, 0.96, 0.97))
+    made = analyse([tmp_path], last=2)
+    assert {name: cells[1] for name, cells in texts(made, "accuracy").items()} == {
+        "FedAvg": "98.00 ± 1.41",
+        "FedProx": "96.50",
+    }
+
+
 def test_difference_of_two_pairs_is_never_bold(tmp_path):
     for seed in (0, 1):
         write_run(tmp_path / f"a{seed}", "FedAvg", seed, (0.5, 0.7))
@@ -260,7 +272,10 @@ def test_deviation_of_own_models_on_the_whole_test_set_has_its_own_column(tmp_pa
     write_run(tmp_path / "a", "SOLO", columns={"val/accuracy_std": (0.1, 0.1, 0.05)})
     write_run(tmp_path / "b", "FedAvg", columns={"clients/accuracy_std": ("", "", 0.2)})
     made = analyse([tmp_path])
-    assert [c.title for c in table(made, "fairness").columns] == ["deviation over clients", "deviation over own models"]
+    assert [c.title for c in table(made, "fairness").columns] == [
+        "deviation over clients (%)",
+        "deviation over own models (%)",
+    ]
     assert texts(made, "fairness") == {"FedAvg": ["20.00", NOTHING], "SOLO": [NOTHING, "5.00"]}
     assert "each on the whole test set" in table(made, "fairness").notes[0]
 

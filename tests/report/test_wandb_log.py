@@ -6,7 +6,7 @@ import pytest
 
 from flightning.errors import ConfigurationError
 from flightning.report import ReportError, report
-from flightning.report.runs import read_run
+from flightning.report.runs import read_run, read_runs
 from flightning.report.wandb_log import BLOCK, FIRST, FULL, HEADER, LAST, MIDDLE, records
 from tests.report.synthetic import write_run
 
@@ -89,6 +89,48 @@ def test_rows_are_merged_by_round_and_named_by_the_configuration(tmp_path):
     assert run.logged("val/accuracy").tolist() == [0.5, 0.6]
     assert run.logged("round/bytes_up")[0] == 10.0
     assert (run.config["model.mu"], run.finished, run.broken) == ("0.1", True, 0)
+
+
+def test_what_is_logged_before_the_first_round_is_no_broken_line(tmp_path):
+    rows = [{"round": 0, "partition_table": "x"}, *ROWS]
+    run = read_run(write_log(tmp_path / "x", messages(rows, CONFIG)))
+    assert (run.broken, run.rounds.tolist()) == (0, [1, 2])
+
+
+def test_a_run_that_went_on_in_a_second_file_is_one_run(tmp_path):
+    # the third round was not in the checkpoint, and is there again
+    parts = {1: ({1: 0.5, 2: 0.6, 3: 0.1}, None), 2: ({3: 0.7, 4: 0.8}, 0)}
+    for number, (accuracies, code) in parts.items():
+        rows = [{"round": r, "val/accuracy": a} for r, a in accuracies.items()]
+        path = write_log(tmp_path / f"offline-run-{number}-id", messages(rows, CONFIG, exit_code=code))
+        path.rename(path.with_name("run-id.wandb"))
+    (run,), notes = read_runs([tmp_path])
+    assert (run.rounds.tolist(), run.logged("val/accuracy").tolist()) == ([1, 2, 3, 4], [0.5, 0.6, 0.7, 0.8])
+    assert (run.finished, notes) == (True, [])
+
+
+@pytest.mark.parametrize("content", [b"", b"something else"], ids=["empty", "foreign"])
+def test_a_log_that_cannot_be_read_is_left_out_and_said(tmp_path, content):
+    pytest.importorskip("wandb", reason="wandb is not installed")
+    write_run(tmp_path / "good")
+    (tmp_path / "bad").mkdir()
+    (tmp_path / "bad" / "run-x.wandb").write_bytes(content)
+    runs, notes = read_runs([tmp_path])
+    assert [r.folder.name for r in runs] == ["good"]
+    assert "run-x.wandb` is left out: " in notes[0]
+    assert "does not start like a W&B log" in notes[0]
+
+
+def test_logs_of_wandb_are_left_out_and_said_where_the_package_is_missing(tmp_path, monkeypatch):
+    write_run(tmp_path / "good")
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "run-x.wandb").write_bytes(HEADER)
+    monkeypatch.setitem(__import__("sys").modules, "wandb.proto", None)
+    runs, notes = read_runs([tmp_path])
+    assert [r.folder.name for r in runs] == ["good"]
+    assert "needs the package `wandb`" in notes[0]
+    with pytest.raises(ConfigurationError, match="needs the package `wandb`"):
+        read_runs([tmp_path / "other"])
 
 
 def test_run_without_an_exit_is_unfinished_and_named_by_its_display_name(tmp_path):

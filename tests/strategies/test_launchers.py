@@ -24,3 +24,15 @@ def weights(launcher, folder):
 
 def test_torchrun_gives_the_weights_of_lightnings_own_launcher(tmp_path):
     assert_equal_nested(weights(TORCHRUN, tmp_path / "torchrun"), weights(PROGRAM, tmp_path / "lightning"))
+
+
+def test_all_processes_of_a_run_share_the_folder_that_the_first_has_claimed(tmp_path):
+    settings = [word for word in SETTINGS if "max_epochs" not in word]
+    command = [*PROGRAM, *settings, "--trainer.max_epochs=1"]
+    done = subprocess.run(
+        command, cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=600, check=False
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    runs = tmp_path / "runs" / "digits-fedavg"
+    assert [path.name for path in runs.iterdir()] == ["version_0"]
+    assert (runs / "version_0" / "checkpoints" / "last.ckpt").exists()
