@@ -59,7 +59,7 @@ class CDFDMMixin(FedAttMixin, ServerDataMixin):
         if not 0 <= shared_ratio <= 1:
             raise ConfigurationError(f"`shared_ratio={shared_ratio}` must lie in [0, 1]: use 0.3 for the paper's.")
         if warmup_rounds < 0:
-            raise ConfigurationError(f"`warmup_rounds={warmup_rounds}` must be at least 0.")
+            raise ConfigurationError(f"`warmup_rounds={warmup_rounds}` must be at least 0: use 0 for no warm-up.")
         check_choice("beta", beta, READINGS)
         check_choice("stage_data", stage_data, ("fused", "private"))
         super().__init__(epsilon=lambda_, dp=dp, **kwargs)
@@ -122,9 +122,10 @@ class CDFDMMixin(FedAttMixin, ServerDataMixin):
             new[name] = attentive_step(reference[i], layers, alpha[:, i], self.epsilon, pull, self.normalise_step)
         return self.add_noise(new) if self.dp else new
 
-    def on_round_end(self) -> None:
+    def on_train_epoch_end(self) -> None:
         """Take the shared samples back after the warm-up, where only private data is wanted."""
-        super().on_round_end()
+        super().on_train_epoch_end()
+        # not in `on_round_end`: a run that resumes behind a validation ends this round again, and needs its batches
         if self.stage_data == "private" and self.round_index + 1 == self.warmup_rounds:
             for client in range(self.num_clients):
                 self.federated_data.give(client, np.zeros(0, dtype=np.int64))

@@ -9,7 +9,7 @@ from lightning.pytorch import LightningModule
 from flightning.errors import CompositionError
 from flightning.functional.aggregation import REDUCTIONS
 
-__all__ = ["ATTRIBUTES", "check_bases", "check_module_behind", "check_names", "merged_reductions"]
+__all__ = ["ATTRIBUTES", "check_bases", "check_module_behind", "check_names", "check_whole_models", "merged_reductions"]
 
 #: What the constructor of the mixin sets; a module behind it must not use these names.
 ATTRIBUTES = (
@@ -135,6 +135,22 @@ def merged_reductions(cls: type, root: type) -> dict[str, str]:
                 declared[name] = mixin.__name__, rule
             merged[name] = rule
     return merged
+
+
+def check_whole_models(cls: type, mixin: str) -> None:
+    """Refuse mixins that upload a part of the weights apart, where a rule needs the clients' models as they are.
+
+    Args:
+        cls: The new class.
+        mixin: Name of the mixin with the rule.
+    """
+    apart = [name for name in cls.reductions if name.startswith("weights.")]  # type: ignore[attr-defined]
+    if apart:
+        owner = [c.__name__ for c in cls.__mro__ if apart[0] in vars(c).get("reductions", {})][-1]
+        raise CompositionError(
+            f"`{cls.__name__}` cannot combine `{mixin}` and `{owner}`: the first needs the clients' whole models, and "
+            f"the second uploads a part of them apart (`{apart[0]}`). Keep one of them."
+        )
 
 
 def _class_named(cls: type, name: str) -> type:

@@ -31,9 +31,9 @@ class DSFLMixin(ServerDataMixin):
     r"""Average the clients' predictions on a part of the open set, sharpen them, and let everybody imitate the result.
 
     The targets are :math:`\mathrm{softmax}(\frac{1}{m T} \sum_k p_k)` (ERA). Weights stay on the clients; a client
-    imitates the targets of the last round before its local steps. The server's own model, trained on the targets
-    alone, is what is evaluated. The open set is the server's, ``data.shared_fraction`` of the training samples,
-    without labels.
+    imitates the targets of the last round before its local steps; all begin with the same initial weights, whenever
+    they join. The server's own model, trained on the targets alone, is what is evaluated. The open set is the
+    server's, ``data.shared_fraction`` of the training samples, without labels.
 
     Args:
         T: Temperature of the sharpening, > 0. Small values sharpen, infinity makes targets uniform.
@@ -58,16 +58,17 @@ class DSFLMixin(ServerDataMixin):
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
-        if T <= 0 or distill_lr <= 0:
-            raise ConfigurationError(f"`T={T}` and `distill_lr={distill_lr}` must be above 0.")
-        if open_size < 1 or distill_epochs < 1:
-            raise ConfigurationError(
-                f"`open_size={open_size}` and `distill_epochs={distill_epochs}` must be at least 1."
-            )
+        for name, value, default in (("T", T, 0.1), ("distill_lr", distill_lr, 0.05)):
+            if value <= 0:
+                raise ConfigurationError(f"`{name}={value}` must be above 0: the default is {default}.")
+        for name, count, default in (("open_size", open_size, 1000), ("distill_epochs", distill_epochs, 5)):
+            if count < 1:
+                raise ConfigurationError(f"`{name}={count}` must be at least 1: the default is {default}.")
         check_choice("aggregation", aggregation, ("era", "sa"))
         self.T, self.aggregation, self.open_size = T, aggregation, open_size
         self.distill_epochs, self.distill_lr = distill_epochs, distill_lr
         self.add_server_state("targets", dict)
+        self.add_server_state("initial", dict)
 
     def is_shared(self, name: str) -> bool:
         """No weight is shared."""
@@ -78,8 +79,10 @@ class DSFLMixin(ServerDataMixin):
         return False
 
     def on_federation_start(self) -> None:
-        """Send the open set to every client, once."""
+        """Send the open set to every client, once, and note the weights that all clients begin with."""
         super().on_federation_start()
+        if not self.server_state.targets:  # once it has made some, the global weights are the server's own
+            self.server_state.initial = {n: w.clone() for n, w in self.global_weights.items()}
         self.setup_bytes += self.num_clients * len(self.shared) * self.input_bytes()
 
     def open_subset(self, round_index: int) -> NDArray[np.int64]:
@@ -95,7 +98,9 @@ class DSFLMixin(ServerDataMixin):
         return payload
 
     def on_client_start(self, download: Payload) -> None:
-        """Imitate the targets of the last round."""
+        """Begin with the initial weights or its own, and imitate the targets of the last round."""
+        if not self.client_state.weights:  # what the server has trained is not sent
+            self.load_weights(self.server_state.initial)
         super().on_client_start(download)
         if "targets" in download:
             self._distil(self.round_index - 1, download["targets"])

@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from flightning.algorithms.base import FederatedMixin
+from flightning.algorithms.observe import evaluating
 from flightning.classifier import Classifier
 from flightning.errors import ConfigurationError, check_choice
 from flightning.functional.aggregation import Payload
@@ -47,6 +48,7 @@ class FDMixin(FederatedMixin):
         check_choice("logits", logits, ("clean", "training"))
         self.gamma, self.averaging = gamma, logits
         self.add_server_state("tables", dict)
+        self._totals = torch.empty(0), torch.empty(0)
 
     def is_shared(self, name: str) -> bool:
         """No weight is shared."""
@@ -55,17 +57,32 @@ class FDMixin(FederatedMixin):
     def on_federation_start(self) -> None:
         """Watch the logits."""
         super().on_federation_start()
+        if self.averaging == "training" and self.federated_data.batch_shard[1] > 1:
+            raise ConfigurationError(
+                "`logits='training'` averages over the batches of a client, and under `ddp` every process sees a part "
+                "of each: set `logits: clean`, or `trainer.strategy` to `client_parallel`."
+            )
         self._root = self.forward_root_prefix.rstrip(".")
         self.watch_layers(self._root)
 
+    def on_round_start(self) -> None:
+        """Sum the tables up once, however many clients take their own off."""
+        super().on_round_start()
+        if self.server_state.tables:
+            stack = torch.stack(list(self.server_state.tables.values()))
+            self._totals = stack.double().sum(dim=0), _owned(stack).sum(dim=0)
+
     def download(self, client: int) -> Payload:
         """Send the mean logits of the other clients, once there are any."""
-        payload = super().download(client)
-        others = [table for k, table in self.server_state.tables.items() if k != client]
-        if self.gamma and others:
-            stack = torch.stack(others)
-            owners = stack.ne(0).any(dim=2).sum(dim=0)
-            payload["logits"] = stack.sum(dim=0) / owners.clamp_min(1)[:, None]
+        payload, tables = super().download(client), self.server_state.tables
+        if self.gamma and len(tables) > (client in tables):
+            total, owners = self._totals
+            if client in tables:
+                own = tables[client]
+                total, owners = total - own, owners - _owned(own)
+            # where nobody else has the label the difference may be a rounding error
+            mean = (total / owners.clamp_min(1)[:, None]).masked_fill(owners[:, None] == 0, 0)
+            payload["logits"] = mean.to(next(iter(tables.values())))
         return payload
 
     def on_client_start(self, download: Payload) -> None:
@@ -94,11 +111,9 @@ class FDMixin(FederatedMixin):
             upload["logits"] = self._clean_means() if self.averaging == "clean" else self._training_means()
         return upload
 
-    @torch.no_grad()
     def _clean_means(self) -> Tensor:
-        self.eval()
-        pairs = [(self(inputs).float(), labels) for inputs, labels in map(self.split_batch, self.client_batches())]
-        self.train()
+        with evaluating(self):
+            pairs = [(self(inputs).float(), labels) for inputs, labels in map(self.split_batch, self.client_batches())]
         logits, labels = (torch.cat(parts) for parts in zip(*pairs, strict=True))
         return class_means(logits, labels, self.federated_data.num_classes)[0]
 
@@ -109,6 +124,11 @@ class FDMixin(FederatedMixin):
         """Keep the last table of every client."""
         super().aggregate(uploads)
         self.server_state.tables = {**self.server_state.tables, **uploads.get("logits", {})}
+
+
+def _owned(tables: Tensor) -> Tensor:
+    """Which labels a client has, of one table (C, C) or of many."""
+    return tables.ne(0).any(dim=-1).long()
 
 
 class FD(FDMixin, Classifier):

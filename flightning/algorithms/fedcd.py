@@ -106,7 +106,9 @@ class FedCDMixin(FedCDLocalMixin):
             ("prototype_lr", prototype_lr, 0, math.inf),
         ):
             if not low <= number <= high:
-                raise ConfigurationError(f"`{name}={number}` must lie between {low} and {high}.")
+                raise ConfigurationError(
+                    f"`{name}={number}` must lie between {low} and {high}: leave it out for the default."
+                )
         for name, value, known in (
             ("distillation", distillation, ("decoupled", "plain")),
             ("classifier", classifier, ("adaptive", "counts", "fedavg")),
@@ -143,6 +145,11 @@ class FedCDMixin(FedCDLocalMixin):
     def on_federation_start(self) -> None:
         """Look at features and logits."""
         super().on_federation_start()
+        if self.rebalance == "dataset" and self.federated_data.batch_shard[1] > 1:
+            raise ConfigurationError(
+                "`rebalance='dataset'` draws prototypes by the size of a batch, and under `ddp` every process sees a "
+                "part of it: set `rebalance: append`, or `trainer.strategy` to `client_parallel`."
+            )
         self.watch_layers(self.feature_layer, self.classifier_layer)
 
     def download(self, client: int) -> Payload:
@@ -157,22 +164,27 @@ class FedCDMixin(FedCDLocalMixin):
         weights = dict(uploads["weights"])
         if self.uses_prototypes:
             own, counts = (torch.stack(list(uploads[n].values())).double() for n in ("prototypes", "counts"))
-            self._pool(own, counts)
+            counts = self._pool(own, counts)
         if self.classifier_rule != "fedavg":
             weights |= self._pool_rows(list(uploads["weights.classifier"].values()), counts.flatten(1))
         super().aggregate({**uploads, "weights": weights})
 
-    def _pool(self, own: Tensor, counts: Tensor) -> None:
+    def _pool(self, own: Tensor, counts: Tensor) -> Tensor:
+        """Pool prototypes and return the counts (K, C, M) in the order of the pooled ones."""
         previous = self.server_state.prototypes.double()
         kept = previous if self.unseen == "keep" else torch.zeros_like(previous)
         pooled, total = fine.pool_prototypes(own, counts, kept), counts.sum(dim=0)
         new = fine.unset_classes(previous)  # in the first round all of them
         if new.any():
             generator = torch_generator(self.federated_data.seed, _ALIGN)
-            own, counts = fine.align_prototypes(own[:, new], counts[:, new], self.alignment, generator)
-            pooled[new], total[new] = fine.pool_prototypes(own, counts, kept[new]), counts.sum(dim=0)
+            own, aligned = fine.align_prototypes(own[:, new], counts[:, new], self.alignment, generator)
+            pooled[new], total[new] = fine.pool_prototypes(own, aligned, kept[new]), aligned.sum(dim=0)
+            if self.alignment != "kmeans":  # whose clusters are those of nobody
+                counts = counts.clone()
+                counts[:, new] = aligned
         kind = at_least_float32(self.prototypes)
         self.server_state.prototypes, self.server_state.counts = pooled.to(kind), total.to(kind)
+        return counts
 
     def _pool_rows(self, classifiers: list[Weights], counts: Tensor) -> Weights:
         stacks = {n: torch.stack([c[n] for c in classifiers]).double() for n in classifiers[0]}

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from flightning.algorithms.base import Weights
+from flightning.algorithms.composition import check_whole_models
 from flightning.algorithms.observe import without_noise
 from flightning.algorithms.server_data import ServerDataMixin, shuffled
 from flightning.classifier import Classifier
@@ -71,16 +72,23 @@ class FedDFMixin(ServerDataMixin):
             raise ConfigurationError(f"`steps={steps}` must be at least 0: use 0 for FedAvg.")
         for name, value in (("lr", lr), ("temperature", temperature)):
             if value <= 0:
-                raise ConfigurationError(f"`{name}={value}` must be above 0.")
+                raise ConfigurationError(f"`{name}={value}` must be above 0: leave it out for the default.")
         for name, count in (("batch_size", batch_size), ("eval_every", eval_every), ("patience", patience)):
             if count < 1:
-                raise ConfigurationError(f"`{name}={count}` must be at least 1.")
+                raise ConfigurationError(f"`{name}={count}` must be at least 1: leave it out for the default.")
         if not 0 <= validation_fraction < 1:
-            raise ConfigurationError(f"`validation_fraction={validation_fraction}` must lie in [0, 1).")
+            raise ConfigurationError(
+                f"`validation_fraction={validation_fraction}` must lie in [0, 1): 0.2 keeps a fifth of the server's "
+                "samples, 0 takes all steps."
+            )
         check_choice("ensemble", ensemble, ("avg_logits", "avg_losses"))
         self.steps, self.distill_lr, self.distill_batch_size = steps, lr, batch_size
         self.eval_every, self.patience, self.validation_fraction = eval_every, patience, validation_fraction
         self.temperature, self.ensemble = temperature, ensemble
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        check_whole_models(cls, "FedDFMixin")
 
     def aggregate(self, uploads: Payload) -> None:
         """Fuse the models: their mean, then the distillation."""

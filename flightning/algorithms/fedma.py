@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from flightning.algorithms.base import Weights
+from flightning.algorithms.composition import check_whole_models
 from flightning.algorithms.width import ElasticWidthMixin
 from flightning.classifier import Classifier
 from flightning.errors import ConfigurationError, check_choice
@@ -40,7 +41,7 @@ class FedMAMixin(ElasticWidthMixin):
         growing: Whether layers of the global model may grow.
         head: How rows of the last layer are averaged: by the clients' samples of the class (``class_counts``), or by
             all their samples (``samples``).
-        independent_start: Whether each client draws its own initial weights in its first round, as in the paper; the
+        independent_start: Whether each client draws its own initial weights in the first round, as in the paper; the
             common ones of other methods are matched already.
         gamma: Where layers grow, the mass of the prior, > 0 (7 in published code); larger values found more units.
         sigma: Where layers grow, the deviation of a client's unit from the global one, > 0 (1 in published code).
@@ -77,6 +78,10 @@ class FedMAMixin(ElasticWidthMixin):
         self.chain: list[ChainLayer] = []
         self.add_server_state("places", dict)
 
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        check_whole_models(cls, "FedMAMixin")
+
     def on_federation_start(self) -> None:
         """Find the layers, and try whether their units can be permuted."""
         super().on_federation_start()
@@ -110,8 +115,10 @@ class FedMAMixin(ElasticWidthMixin):
         """Send the samples of each class with the weights."""
         upload = super().on_client_end()
         if self.head_rule == "class_counts":
-            labels = torch.cat([self.split_batch(batch)[1] for batch in self.client_batches()])
-            upload["class_counts"] = torch.bincount(labels, minlength=self.federated_data.num_classes).float()
+            data = self.federated_data
+            labels = torch.from_numpy(data.train_source.labels[data.parts[self._training_client.id]])
+            counts = torch.bincount(labels, minlength=data.num_classes)
+            upload["class_counts"] = counts.to(self.device, torch.float32)
         return upload
 
     def aggregate(self, uploads: Payload) -> None:
@@ -124,7 +131,7 @@ class FedMAMixin(ElasticWidthMixin):
         super().aggregate({**uploads, "weights": new})
 
     def _permute(self, models: dict[int, Weights]) -> list[dict[str, Tensor]]:
-        largest = max(models, key=lambda k: (self.cohort_weights[k], -k))
+        largest = max(models, key=lambda k: (self.federated_data.sizes[k], -k))
         matched, moved = match_models(list(models.values()), self.chain, list(models).index(largest))
         self.round_metrics["round/permuted_units"] = moved
         return matched

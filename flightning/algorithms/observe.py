@@ -15,7 +15,7 @@ from torch.utils.hooks import RemovableHandle
 from flightning.errors import ConfigurationError
 from flightning.functional.layers import truncated_forward, truncated_input
 
-__all__ = ["LayerTaps", "frozen_forward", "without_noise"]
+__all__ = ["LayerTaps", "evaluating", "frozen_forward", "without_noise"]
 
 
 def _version(output: Any) -> int:
@@ -71,6 +71,15 @@ class LayerTaps:
         finally:
             self._open = was
 
+    @contextmanager
+    def aside(self) -> Iterator[None]:
+        """Listen to another pass inside this block; afterwards the layers show the pass before it again."""
+        seen, versions = dict(self._seen), dict(self._versions)
+        try:
+            yield
+        finally:
+            self._seen, self._versions = seen, versions
+
     def call(self, name: str) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Arguments of the layer's last call in this step."""
         return self._find(name)[0], self._find(name)[1]
@@ -118,6 +127,19 @@ def without_noise(module: nn.Module) -> Iterator[None]:
     finally:
         for layer in noisy:
             layer.training = True
+
+
+@contextmanager
+def evaluating(module: nn.Module) -> Iterator[None]:
+    """Evaluation mode without gradients; every part gets its own mode back, such as a layer that the user froze."""
+    modes = [(part, part.training) for part in module.modules()]
+    module.eval()
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        for part, mode in modes:
+            part.training = mode
 
 
 @torch.no_grad()

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from flightning.algorithms.base import FederatedMixin, Weights
+from flightning.algorithms.observe import evaluating
 from flightning.functional.aggregation import num_bytes
 from flightning.functional.seeding import numpy_generator
 
@@ -27,6 +28,11 @@ class ServerDataMixin(FederatedMixin):
     """
 
     default_shared_fraction = 0.05
+
+    def on_federation_start(self) -> None:
+        """Forget the samples of an earlier fit."""
+        super().on_federation_start()
+        self.__dict__.pop("sample_bytes", None)
 
     @property
     def shared(self) -> NDArray[np.int64]:
@@ -45,16 +51,12 @@ class ServerDataMixin(FederatedMixin):
         inputs: Tensor = self.split_batch(self.shared_batch(indices))[0]
         return inputs
 
-    @torch.no_grad()
     def outputs_of(self, inputs: Tensor, weights: Weights | None = None) -> Tensor:
         """Outputs of the module for these inputs in evaluation mode, in batches; loads ``weights`` if given."""
         if weights is not None:
             self.load_weights(weights)
-        mode = self.training
-        self.eval()
-        outputs = [self(part) for part in torch.split(inputs, self.federated_data.eval_batch_size)]
-        self.train(mode)
-        return torch.cat(outputs)
+        with evaluating(self):
+            return torch.cat([self(part) for part in torch.split(inputs, self.federated_data.eval_batch_size)])
 
     def hand_out(self, client: int, count: int) -> None:
         """Let a client train on this many samples of the server besides its own, drawn once and for all."""

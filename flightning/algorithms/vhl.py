@@ -65,7 +65,7 @@ class VHLMixin(FederatedMixin):
                 raise ConfigurationError(f"`{name}={value}` must be at least 0: 0 switches it off.")
         for name, size in (("virtual_batch_size", virtual_batch_size), ("virtual_per_class", virtual_per_class)):
             if size < 1:
-                raise ConfigurationError(f"`{name}={size}` must be at least 1.")
+                raise ConfigurationError(f"`{name}={size}` must be at least 1: leave it out for the default.")
         if temperature <= 0:
             raise ConfigurationError(f"`temperature={temperature}` must be above 0: use 0.07 for the paper's.")
         self.a, self.w_c, self.w_n, self.temperature = a, w_c, w_n, temperature
@@ -108,9 +108,10 @@ class VHLMixin(FederatedMixin):
         real, labels = self.penultimate, self.split_batch(batch)[1]
         chosen = torch.randint(len(self._labels), (self.virtual_batch_size,), generator=self._draws).to(self.device)
         virtual_labels = self._labels[chosen]
-        with _keep_statistics(self):
+        # a mixin in front goes on with the layers of the real samples
+        with self._taps.aside(), _keep_statistics(self):
             logits = self.forward_root(self.trainer.precision_plugin.convert_input(self._inputs[chosen]))
-        virtual = self.penultimate  # of the last pass, which was the virtual one
+            virtual = self.penultimate
         if self.a:
             terms["virtual"] = self.a * F.cross_entropy(logits, virtual_labels + self.federated_data.num_classes)
         if aligns:

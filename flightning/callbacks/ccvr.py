@@ -17,6 +17,7 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from torch import Tensor, nn
 
 from flightning.algorithms.base import FederatedMixin
+from flightning.algorithms.observe import evaluating
 from flightning.callbacks.federation import Federation
 from flightning.errors import ConfigurationError
 from flightning.functional.aggregation import num_bytes
@@ -58,13 +59,14 @@ class CCVR(Callback):
         jitter: float = 1e-6,
         seed: int | None = None,
     ) -> None:
-        for name, value in (("virtual_per_class", virtual_per_class), ("batch_size", batch_size)):
+        for name, value, default in (("virtual_per_class", virtual_per_class, 200), ("batch_size", batch_size, 64)):
             if value < 1:
-                raise ConfigurationError(f"`{name}={value}` must be at least 1.")
-        if epochs < 0 or lr <= 0 or jitter < 0:
-            raise ConfigurationError(
-                f"`epochs={epochs}` and `jitter={jitter}` must be at least 0 and `lr={lr}` above 0."
-            )
+                raise ConfigurationError(f"`{name}={value}` must be at least 1: the default is {default}.")
+        for name, number, effect in (("epochs", epochs, "changes nothing"), ("jitter", jitter, "adds nothing")):
+            if number < 0:
+                raise ConfigurationError(f"`{name}={number}` must be at least 0: 0 {effect}.")
+        if lr <= 0:
+            raise ConfigurationError(f"`lr={lr}` must be above 0: the default is 0.01.")
         self.virtual_per_class, self.epochs, self.lr, self.batch_size = virtual_per_class, epochs, lr, batch_size
         self.jitter, self.seed = jitter, resolve_seed(seed)
         self._is_done = False
@@ -131,7 +133,8 @@ class CCVR(Callback):
         head, data = _classifier(module), trainer.datamodule  # type: ignore[attr-defined]
         classes, clients = int(data.num_classes), [k for k, size in enumerate(data.sizes) if size > 0]
         statistics = (class_statistics(_features(trainer, module, client), classes) for client in clients)
-        pooled = pool_statistics(statistics)
+        with evaluating(module):
+            pooled = pool_statistics(statistics)
         if not (pooled.counts >= 2).any():
             raise ConfigurationError("no class has two training samples, so `CCVR` knows no covariance: remove it.")
         self._retrain(head, pooled)
@@ -179,17 +182,13 @@ def _classifier(module: Any) -> nn.Linear:
 
 
 def _pairs(trainer: Trainer, module: FederatedMixin, batches: Iterable[Any]) -> Iterator[tuple[Tensor, Tensor]]:
-    """Inputs and labels in the precision and on the device of the module, which is in evaluation mode meanwhile."""
-    mode = module.training
-    module.eval()
+    """Inputs and labels in the precision and on the device of the module."""
     for batch in batches:
         inputs = trainer.precision_plugin.convert_input(batch)
         # at the end of a fit the module has left the device of the strategy already
         yield module.split_batch(trainer.strategy.batch_to_device(inputs, module.device))
-    module.train(mode)
 
 
-@torch.no_grad()
 def _features(trainer: Trainer, module: FederatedMixin, client: int) -> Iterator[tuple[Tensor, Tensor]]:
     """Features and labels of a client under the live weights."""
     layer = module.feature_layer[len(module.forward_root_prefix) :]
@@ -198,11 +197,11 @@ def _features(trainer: Trainer, module: FederatedMixin, client: int) -> Iterator
         yield truncated_input(module.forward_root, layer, inputs), labels
 
 
-@torch.no_grad()
 def _accuracy(trainer: Trainer, module: FederatedMixin) -> float | None:
     """Accuracy of the live weights on the validation samples; ``None`` without any."""
     batches = trainer.datamodule.val_dataloader()  # type: ignore[attr-defined]
-    hits = [module(inputs).argmax(dim=1) == labels for inputs, labels in _pairs(trainer, module, batches)]
+    with evaluating(module):
+        hits = [module(inputs).argmax(dim=1) == labels for inputs, labels in _pairs(trainer, module, batches)]
     own = sum(int(h.sum()) for h in hits), sum(len(h) for h in hits)
     # the samples are spread over the processes of the run
     gathered = [own] if module.gather_evaluation is None else module.gather_evaluation(own)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import csv
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
@@ -15,9 +13,10 @@ import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.loggers import TensorBoardLogger, WandbLogger
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import Tensor
 
 from flightning.algorithms.base import FederatedMixin
+from flightning.algorithms.observe import evaluating
 from flightning.callbacks.checks import check_datamodule, check_module
 from flightning.datamodules.base import FederatedDataModule
 from flightning.datamodules.local_tests import LocalTests
@@ -119,7 +118,7 @@ class ClientEvaluation(Callback):
     def _evaluate(self, trainer: Trainer, pl_module: LightningModule) -> None:
         module, tests = check_module(pl_module), self._data(trainer).local_tests
         processes = Processes.of(trainer.strategy)
-        with _evaluating(module):
+        with evaluating(module):
             if self._uses_personal_weights(module):
                 hits = _personal_hits(module, tests, self._data(trainer).eval_batch_size, processes)
             else:
@@ -183,19 +182,6 @@ def _write(path: Path, rows: list[list[Any]]) -> None:
     with temporary.open("w", newline="") as file:
         csv.writer(file).writerows([[c.replace(" ", "_") for c in _COLUMNS], *rows])
     os.replace(temporary, path)
-
-
-@contextmanager
-def _evaluating(module: nn.Module) -> Iterator[None]:
-    """Evaluation mode without gradients; every part gets its own mode back."""
-    modes = [(part, part.training) for part in module.modules()]
-    module.eval()
-    try:
-        with torch.no_grad():
-            yield
-    finally:
-        for part, mode in modes:
-            part.training = mode
 
 
 def _global_hits(module: FederatedMixin, tests: LocalTests, batch_size: int, processes: Processes) -> Tensor:

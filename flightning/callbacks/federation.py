@@ -196,6 +196,7 @@ class Federation(RoundCheckpoints):
         return planner
 
     def _own_plan(self, round_index: int) -> RoundPlan:
+        self._planner.refresh()  # an algorithm may have taken samples back behind the validation
         return self._planner.part(self.plan(round_index), self._processes)
 
     def _share_data(self, fraction: float) -> None:

@@ -35,7 +35,7 @@ from flightning.datamodules.skews import (
 )
 from flightning.datamodules.synthetic import FCube, Quadratic, Synthetic
 from flightning.datamodules.text import PretrainedTokenizer, Words
-from flightning.datamodules.transforms import HorizontalFlip, PadCrop
+from flightning.datamodules.transforms import HorizontalFlip, PadCrop, RandomRotation
 from flightning.datamodules.vision import CIFAR10, CIFAR100, EMNIST, MNIST, FashionMNIST
 
 __all__ = [
@@ -74,6 +74,7 @@ __all__ = [
     "QuantityDirichlet",
     "QuantityLognormal",
     "QuantityPowerLaw",
+    "RandomRotation",
     "RotationSkew",
     "Shards",
     "Similarity",

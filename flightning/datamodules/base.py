@@ -94,7 +94,7 @@ class FederatedDataModule(ClientLoaders):
             ("eval_batch_size", eval_batch_size),
         ):
             if size is not None and size < 1:
-                raise ConfigurationError(f"`{name}={size}` must be at least 1.")
+                raise ConfigurationError(f"`{name}={size}` must be at least 1: leave it out for the default.")
         for name, share in (("val_fraction", val_fraction), ("shared_fraction", shared_fraction)):
             if not 0 <= share < 1:
                 raise ConfigurationError(f"`{name}={share}` must lie in [0, 1): 0.1 keeps a tenth of the samples.")
@@ -151,6 +151,8 @@ class FederatedDataModule(ClientLoaders):
     def from_clients(clients: Sequence[Any], test: Any = None, **kwargs: Any) -> InMemoryData:
         """Make a data module of one ``(inputs, targets)`` pair per client: nothing is partitioned.
 
+        Samples stay in the order in which they are given; ``stored_order="class_sorted"`` sorts them.
+
         Example:
             >>> pair = torch.zeros(3, 2), torch.zeros(3, dtype=torch.long)
             >>> data = FederatedDataModule.from_clients([pair, pair])
@@ -158,8 +160,9 @@ class FederatedDataModule(ClientLoaders):
             >>> data.sizes.tolist()
             [3, 3]
         """
-        from flightning.datamodules.in_memory import InMemoryData
+        from flightning.datamodules.in_memory import InMemoryData, check_pairs
 
+        check_pairs(clients)
         inputs, targets = (torch.cat([pair[i] for pair in clients]) for i in (0, 1))
         bounds = np.cumsum([0, *(len(pair[1]) for pair in clients)])
         parts = [np.arange(a, b) for a, b in pairwise(bounds)]
@@ -236,7 +239,9 @@ class FederatedDataModule(ClientLoaders):
         return np.setdiff1d(pool, taken), np.sort(taken)
 
     def _stored(self, part: NDArray[np.int64], client: int) -> NDArray[np.int64]:
-        part = numpy_generator(self.seed, ORDER, client).permutation(part)
+        return self._sorted(numpy_generator(self.seed, ORDER, client).permutation(part))
+
+    def _sorted(self, part: NDArray[np.int64]) -> NDArray[np.int64]:
         if self.stored_order == "class_sorted":
             part = part[np.argsort(self._loaded.labels[part], kind="stable")]
         return part

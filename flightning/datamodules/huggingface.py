@@ -104,7 +104,7 @@ class HuggingFace(FederatedDataModule):
             "splits": self.splits,
             "columns": [self.image_column, self.text_column, self.label_column, self.client_column],
             "resize": self.resize,
-            "tokenizer": repr(self.tokenizer),
+            "tokenizer": self.tokenizer.identity,
         }
         return load_or_make(cache_folder(self.cache_dir, self.table.path, settings), self._convert)
 

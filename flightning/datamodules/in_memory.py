@@ -7,12 +7,13 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from torch import Tensor
 
 from flightning.datamodules.base import FederatedDataModule
 from flightning.datamodules.sources import Source, as_source
 from flightning.errors import ConfigurationError
 
-__all__ = ["InMemoryData"]
+__all__ = ["InMemoryData", "check_pairs"]
 
 
 class InMemoryData(FederatedDataModule):
@@ -74,4 +75,23 @@ class InMemoryData(FederatedDataModule):
         return [np.searchsorted(dealt, part[~np.isin(part, held_out)]) for part in self._parts]
 
     def _stored(self, part: NDArray[np.int64], client: int) -> NDArray[np.int64]:
-        return super()._stored(part, client) if self._parts is None else part
+        return super()._stored(part, client) if self._parts is None else self._sorted(part)
+
+
+def check_pairs(clients: Sequence[Any]) -> None:
+    """Refuse clients that are no pairs of tensors.
+
+    Raises:
+        ConfigurationError: Where there is no client, or one that is something else.
+    """
+    if not len(clients):
+        raise ConfigurationError(
+            "there are no clients: give `from_clients` a pair of tensors, `(inputs, targets)`, for each."
+        )
+    for number, pair in enumerate(clients):
+        if not (isinstance(pair, list | tuple) and len(pair) == 2 and all(isinstance(t, Tensor) for t in pair)):
+            raise ConfigurationError(
+                f"client {number} is a `{type(pair).__name__}`, not a pair of tensors `(inputs, targets)`: join data "
+                "sets, `from_dataset(ConcatDataset(sets), labels=..., ids=..., partition=Natural())`, with label and "
+                "client of every sample."
+            )

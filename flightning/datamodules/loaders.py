@@ -17,7 +17,6 @@ from flightning.datamodules.stream import (
     RoundPlan,
     RoundStream,
     Visit,
-    num_batches,
     order_batches,
     shard,
     shard_batch,
@@ -56,10 +55,6 @@ class ClientLoaders(LightningDataModule):
         self.batch_shard = (0, 1)
         #: Rank and number of the processes that share the batches of an evaluation; set by the round engine.
         self.evaluation_shard = (0, 1)
-
-    def num_steps(self, client: int, epochs: int, drop_last: bool) -> int:
-        """Local steps of a client in a number of passes over its samples."""
-        return epochs * num_batches(int(self.sizes[client]), self.batch_size, drop_last)
 
     def train_dataloader(self) -> RoundStream:
         """The batches of the current round."""

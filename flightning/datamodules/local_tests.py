@@ -59,22 +59,24 @@ def skew_samples(source: Source, parts: Parts, skew: FeatureSkew, seed: int) -> 
         [[0.0, 1.0, 2.0, 3.0], [3.0, 2.0, 1.0, 0.0]]
     """
     plain = _in_memory(source, skew)
-    all_inputs, all_targets = plain.plain(np.arange(len(source)))
-    inputs, targets, places = [all_inputs.clone()], [all_targets.clone()], []
-    taken, end = np.zeros(len(source), dtype=bool), len(source)
+    all_inputs, all_targets = plain.plain(np.arange(len(source)))  # a copy
+    twice: list[tuple[torch.Tensor, torch.Tensor]] = []
+    places, taken, end = [], np.zeros(len(source), dtype=bool), len(source)
     for client, part in enumerate(parts):
         x, y = skew.apply(*plain.plain(part), client, len(parts), seed)
         again = torch.from_numpy(taken[part])
         first = torch.from_numpy(part[~taken[part]])
-        inputs[0][first], targets[0][first] = x[~again], y[~again]
-        inputs.append(x[again])
-        targets.append(y[again])
-        place = part.copy()
-        place[taken[part]] = np.arange(end, end + int(again.sum()))
-        end += int(again.sum())
+        all_inputs[first], all_targets[first] = x[~again], y[~again]
+        place, count = part.copy(), int(again.sum())
+        if count:
+            twice.append((x[again], y[again]))
+            place[taken[part]] = np.arange(end, end + count)
+            end += count
         taken[part] = True
         places.append(place)
-    return plain.replaced(torch.cat(inputs), torch.cat(targets)), places
+    if twice:
+        all_inputs, all_targets = (torch.cat(rows) for rows in zip((all_inputs, all_targets), *twice, strict=True))
+    return plain.replaced(all_inputs, all_targets), places
 
 
 def make_local_tests(

@@ -69,7 +69,8 @@ class Synthetic(FederatedDataModule):
     Li et al., "Federated Optimization in Heterogeneous Networks", MLSys 2020, section 5.1.
 
     Args:
-        alpha: How much the models of the clients differ. Even 0 leaves them different.
+        alpha: Standard deviation of :math:`u_k`. It changes no sample: :math:`u_k` adds the same number to the logits
+            of all classes, so that the models differ as much with 0 as with any other value.
         beta: How much their inputs differ.
         iid: Give all clients the same model and the same inputs.
         num_features: Size of :math:`x`.

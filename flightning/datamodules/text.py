@@ -6,6 +6,7 @@ import re
 from abc import abstractmethod
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -35,6 +36,11 @@ class Tokenizer(Settings):
     def __init__(self, max_length: int = 64) -> None:
         require(max_length >= 1, "max_length", max_length, "must be >= 1", "use 64 for short texts such as tweets")
         self.max_length = max_length
+
+    @property
+    def identity(self) -> str:
+        """All that decides about the numbers: samples are converted anew where it changes."""
+        return repr(self)
 
     @abstractmethod
     def learn(self, texts: Iterable[str]) -> list[str]:
@@ -105,6 +111,13 @@ class PretrainedTokenizer(Tokenizer):
         self._loaded: Any = None
 
     @property
+    def identity(self) -> str:
+        """Its settings, for a folder also sizes and times of its files."""
+        files = sorted(f for f in Path(self.name).rglob("*") if f.is_file()) if Path(self.name).is_dir() else []
+        stats = [(f.relative_to(self.name).as_posix(), f.stat().st_size, f.stat().st_mtime_ns) for f in files]
+        return f"{self!r} {stats}" if stats else repr(self)
+
+    @property
     def _tokenizer(self) -> Any:
         if self._loaded is None:
             try:
@@ -168,6 +181,10 @@ class TextSource(Source):
         """Batches, each as wide as its longest text."""
         for batch in batches:
             yield self._padded(batch), torch.from_numpy(self.labels[batch])
+
+    def stored_input(self, index: int) -> Tensor | None:
+        """The tokens of one text."""
+        return torch.from_numpy(self.tokens[self.bounds[index] : self.bounds[index + 1]].astype(np.int64))
 
     def _padded(self, batch: Indices) -> Tensor:
         starts = self.bounds[batch]

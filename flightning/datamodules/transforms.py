@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -10,7 +12,7 @@ from torch.nn import functional
 
 from flightning.errors import ConfigurationError
 
-__all__ = ["BatchTransform", "HorizontalFlip", "PadCrop"]
+__all__ = ["BatchTransform", "HorizontalFlip", "PadCrop", "RandomRotation"]
 
 
 class BatchTransform(ABC):
@@ -26,22 +28,27 @@ class PadCrop(BatchTransform):
 
     Args:
         padding: Pixels on each side, at least 1.
-        mode: How the border is filled: ``reflect``, ``constant`` (zeros) or ``replicate``.
+        mode: How the border is filled: ``reflect``, ``constant`` or ``replicate``.
+        fill: Value of a constant border, one number or one for each channel, on the scale of the inputs: 0 is the mean
+            colour of normalised pictures.
 
     Example:
         >>> PadCrop(2)(torch.zeros(4, 3, 8, 8), torch.Generator().manual_seed(0)).shape
         torch.Size([4, 3, 8, 8])
     """
 
-    def __init__(self, padding: int = 4, mode: str = "reflect") -> None:
+    def __init__(self, padding: int = 4, mode: str = "reflect", fill: float | Sequence[float] = 0.0) -> None:
         if padding < 1:
             raise ConfigurationError(f"`padding={padding}` must be at least 1: leave `PadCrop` out for no padding.")
-        self.padding, self.mode = padding, mode
+        self.padding, self.mode, self.fill = padding, mode, fill
 
     def __call__(self, inputs: Tensor, generator: torch.Generator) -> Tensor:
         """Crop every picture at its own place."""
         batch, _, height, width = inputs.shape
         padded = functional.pad(inputs, [self.padding] * 4, mode=self.mode)
+        if self.mode == "constant" and self.fill != 0:
+            inside = functional.pad(inputs.new_ones(height, width), [self.padding] * 4)
+            padded = torch.where(inside > 0, padded, _colour(self.fill, inputs))
         top, left = torch.randint(0, 2 * self.padding + 1, (2, batch, 1), generator=generator)
         rows = (top + torch.arange(height))[:, None, :, None]
         columns = (left + torch.arange(width))[:, None, None, :]
@@ -70,3 +77,43 @@ class HorizontalFlip(BatchTransform):
         """Mirror about that share of the pictures."""
         flip = torch.rand(len(inputs), generator=generator) < self.probability
         return torch.where(flip[:, None, None, None], inputs.flip(-1), inputs)
+
+
+class RandomRotation(BatchTransform):
+    """Turn each picture around its centre by an angle of its own; every pixel takes the value of the nearest one.
+
+    Args:
+        degrees: Largest angle to either side, above 0 and at most 180.
+        fill: Value of the corners that come from outside, one number or one for each channel, on the scale of the
+            inputs.
+
+    Example:
+        >>> RandomRotation(15)(torch.ones(4, 3, 8, 8), torch.Generator().manual_seed(0)).shape
+        torch.Size([4, 3, 8, 8])
+    """
+
+    def __init__(self, degrees: float = 15.0, fill: float | Sequence[float] = 0.0) -> None:
+        if not 0 < degrees <= 180:
+            raise ConfigurationError(
+                f"`degrees={degrees}` must be above 0 and at most 180: leave `RandomRotation` out for no turn."
+            )
+        self.degrees, self.fill = degrees, fill
+
+    def __call__(self, inputs: Tensor, generator: torch.Generator) -> Tensor:
+        """Turn every picture by an angle that is uniform between both sides."""
+        batch, _, height, width = inputs.shape
+        angle = (2 * torch.rand(batch, generator=generator) - 1) * math.radians(self.degrees)
+        cos, sin, zero = angle.cos(), angle.sin(), torch.zeros(batch)
+        # affine_grid measures both axes in half image sides
+        rows = [cos, -sin * height / width, zero], [sin * width / height, cos, zero]
+        theta = torch.stack([torch.stack(row, dim=1) for row in rows], dim=1)
+        grid = functional.affine_grid(theta, [batch, 1, height, width], align_corners=False).to(inputs)
+        # the last channel tells what lies inside
+        framed = torch.cat([inputs, inputs.new_ones(batch, 1, height, width)], dim=1)
+        turned = functional.grid_sample(framed, grid, mode="nearest", align_corners=False)
+        return torch.where(turned[:, -1:] > 0, turned[:, :-1], _colour(self.fill, inputs))
+
+
+def _colour(fill: float | Sequence[float], inputs: Tensor) -> Tensor:
+    """A number, or one for each channel, as it fits to a batch."""
+    return torch.as_tensor(fill, dtype=inputs.dtype, device=inputs.device).view(-1, 1, 1)

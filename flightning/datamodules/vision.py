@@ -21,7 +21,7 @@ from flightning.datamodules.base import FederatedDataModule
 from flightning.datamodules.hub import DataFiles
 from flightning.datamodules.huggingface import HuggingFace
 from flightning.datamodules.sources import PictureSource
-from flightning.datamodules.transforms import HorizontalFlip, PadCrop
+from flightning.datamodules.transforms import HorizontalFlip, PadCrop, RandomRotation
 from flightning.errors import ConfigurationError, DataNotFoundError, nearest
 
 __all__ = ["CIFAR10", "CIFAR100", "EMNIST", "MNIST", "FashionMNIST"]
@@ -218,9 +218,22 @@ class CIFAR10(_TorchvisionData):
 
 
 class CIFAR100(CIFAR10):
-    """Photographs of 100 classes, 32 x 32 pixels, 50 000 for training and 10 000 for testing."""
+    """Photographs of 100 classes, 32 x 32 pixels, 50 000 for training and 10 000 for testing.
+
+    Args:
+        augment: Random transforms of training batches; ``None`` is those of MOON: pad with black and crop, flip, turn
+            by up to 15 degrees. ``[]`` is none.
+        normalize: Whether to subtract the mean and divide by the standard deviation of each channel.
+        **kwargs: Arguments of the other picture sets.
+    """
 
     num_classes = 100
     class_names = None
     torchvision_folder, parquet_folder, label_column = "cifar-100-python", "cifar100", "fine_label"
     mean, std = (0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762)
+
+    def __init__(self, augment: list[Any] | None = None, normalize: bool = True, **kwargs: Any) -> None:
+        if augment is None:
+            black = [-m / s for m, s in zip(self.mean, self.std, strict=True)] if normalize else 0.0
+            augment = [PadCrop(mode="constant", fill=black), HorizontalFlip(), RandomRotation(15, fill=black)]
+        super().__init__(augment=augment, normalize=normalize, **kwargs)

@@ -39,7 +39,9 @@ class Prior:
     def __post_init__(self) -> None:
         for name in ("gamma", "sigma", "sigma_0"):
             if getattr(self, name) <= 0:
-                raise ConfigurationError(f"`{name}={getattr(self, name)}` must be above 0.")
+                raise ConfigurationError(
+                    f"`{name}={getattr(self, name)}` must be above 0: leave it out for the default."
+                )
         for name in ("sweeps", "max_width"):
             if getattr(self, name) < 1:
                 raise ConfigurationError(

@@ -41,6 +41,14 @@ def test_each_client_gets_its_fraction_of_the_shared_set():
     assert module.cohort_weights == {k: len(part) for k, part in enumerate(federated.parts)}
 
 
+def test_bytes_of_a_sample_are_those_of_this_fit():
+    module = make_module(DataSharing)
+    module.sample_bytes = 1  # kept of a fit on other data
+    federated = data()
+    run(module, 1, data=federated)
+    assert module.setup_bytes == 3 * round(0.5 * len(federated.shared)) * (4 * 4 + 8)
+
+
 def test_skew_of_every_client_falls_with_alpha():
     skews = []
     for alpha in (0.0, 0.5, 1.0):

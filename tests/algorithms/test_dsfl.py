@@ -5,8 +5,10 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from flightning.algorithms import DSFL
+from flightning.algorithms import DSFL, DSFLMixin
+from flightning.algorithms.base import FederatedMixin
 from flightning.callbacks import Federation
+from flightning.classifier import Classifier
 from flightning.errors import ConfigurationError
 from tests.classification import BatchNormNet, assert_resumes, make_data, make_module, run
 
@@ -127,6 +129,62 @@ def test_clients_receive_the_targets_of_the_last_round():
     assert all(torch.equal(module.received[1, 0], module.received[1, k]) for k in (1, 2))
 
 
+class Starts(FederatedMixin):
+    """What stands in the module when a client begins for the first time."""
+
+    def on_client_start(self, download):
+        super().on_client_start(download)
+        weights = {n: w.detach().clone() for n, w in self.named_parameters()}
+        self.starts = {self.client.id: weights, **getattr(self, "starts", {})}
+
+
+class Late(DSFLMixin, Starts, Classifier): ...
+
+
+def test_a_client_that_joins_late_begins_with_the_initial_weights():
+    # one client per round: the others join when the server's model, which is never sent, has been trained
+    module, _ = run(Late, 6, data=data(), federation=Federation(local_epochs=1, participation=1))
+    initial = dict(make_module(DSFL).named_parameters())
+    assert len(module.starts) > 1
+    for weights in module.starts.values():
+        assert all(torch.equal(weights[n], w) for n, w in initial.items())
+
+
+def test_targets_of_an_earlier_round_are_not_sent():
+    # no good update in the second round, so there are no new targets in the third
+    class Broken(Probe):
+        def on_client_end(self):
+            upload = super().on_client_end()
+            return {"probabilities": upload["probabilities"] * (math.nan if self.round_index == 1 else 1)}
+
+    module, _ = run(Broken, 3, data=data())
+    assert module.received[1, 0] is not None
+    assert all(module.received[2, k] is None for k in range(3))
+
+
+def test_imitation_leaves_batch_norm_as_it_is():
+    class Statistics(DSFL):
+        def _distil(self, round_index, targets):
+            before = self.net.fc1[1].running_mean.clone()
+            super()._distil(round_index, targets)
+            self.same = [*getattr(self, "same", []), torch.equal(before, self.net.fc1[1].running_mean)]
+
+    module, _ = run(Statistics, 2, data=data(), net=BatchNormNet)
+    assert len(module.same) == 5  # the server twice, each client once
+    assert all(module.same)
+
+
+def test_a_frozen_layer_stays_frozen():
+    class Frozen(DSFL):
+        def on_client_end(self):
+            self.net.fc1[1].eval()
+            upload = super().on_client_end()
+            self.modes = self.net.training, self.net.fc1[1].training
+            return upload
+
+    assert run(Frozen, 1, data=data(), net=BatchNormNet)[0].modes == (True, False)
+
+
 def test_bytes_are_predictions_in_place_of_weights_and_the_open_set_once():
     federated = data()
     _, rounds = probe(2, data=federated, open_size=7)
@@ -163,8 +221,10 @@ def test_without_an_option_the_server_takes_a_fifth():
 @pytest.mark.parametrize(
     ("option", "message"),
     [
-        ({"T": 0.0}, "`T=0.0` and `distill_lr=0.05` must be above 0"),
-        ({"open_size": 0}, "`open_size=0` and `distill_epochs=5` must be at least 1"),
+        ({"T": 0.0}, "`T=0.0` must be above 0: the default is 0.1"),
+        ({"distill_lr": 0.0}, "`distill_lr=0.0` must be above 0"),
+        ({"open_size": 0}, "`open_size=0` must be at least 1: the default is 1000"),
+        ({"distill_epochs": 0}, "`distill_epochs=0` must be at least 1"),
         ({"aggregation": "mean"}, "`aggregation='mean'` must be one of `era`, `sa`"),
     ],
 )

@@ -132,6 +132,32 @@ def test_batch_norm_mode_is_restored():
     assert all(torch.isfinite(w).all() for weights in kept(module).values() for w in weights.values())
 
 
+def test_a_frozen_layer_stays_frozen():
+    class Frozen(FD):
+        def on_client_start(self, download):
+            super().on_client_start(download)
+            self.net.fc1[1].eval()
+
+        def on_client_end(self):
+            upload = super().on_client_end()
+            self.modes = self.net.training, self.net.fc1[1].training
+            return upload
+
+    assert run(Frozen, 1, net=BatchNormNet)[0].modes == (True, False)
+
+
+def test_means_over_parts_of_batches_are_refused():
+    class Sharded(FD):
+        def on_federation_start(self):
+            self.federated_data.batch_shard = (0, 2)
+            super().on_federation_start()
+
+    with pytest.raises(
+        ConfigurationError, match=r"`logits='training'` averages .* under `ddp` .*: set `logits: clean`"
+    ):
+        run(Sharded, 1, logits="training")
+
+
 def test_resume_is_bit_identical(tmp_path):
     assert_resumes(FD, tmp_path)
 

@@ -131,14 +131,17 @@ def test_losses_match_their_equations(kind, temperature):
     assert step["terms"]["gid"] == pytest.approx(float(0.3 * gid), rel=1e-3, abs=1e-7)
 
 
-def test_the_first_round_contrasts_samples_with_their_cluster():
-    # no global prototypes yet: samples alone, each with the k-means cluster that is nearest; absent classes are masked
-    module, _ = probe(rounds=1, mu=0.25, alpha=0.2, tau=0.7)
+@pytest.mark.parametrize("unseen", ["keep", "zero"])
+def test_the_first_round_contrasts_samples_with_their_cluster(unseen):
+    # no global prototypes yet: samples alone, each with the k-means cluster that is nearest; absent classes are masked,
+    # or have prototypes at 0, whose cosine with everything is 0
+    module, _ = probe(rounds=1, mu=0.25, alpha=0.2, tau=0.7, unseen=unseen)
     step = module.steps[0]
     own, losses = step["prototypes"], []
     for x, c in zip(step["z"], step["y"].tolist(), strict=True):
         distances = (own[c] - x).norm(dim=1).where(own[c].ne(0).any(1), torch.tensor(math.inf))
-        losses.append(contrast(x, c, int(distances.argmin()), own, own.ne(0).any(-1)))
+        present = own.ne(0).any(-1) if unseen == "keep" else torch.ones(C, M, dtype=torch.bool)
+        losses.append(contrast(x, c, int(distances.argmin()), own, present))
     assert not own.ne(0).any(-1).all()
     assert step["terms"]["hpc"] == pytest.approx(0.75 * float(torch.stack(losses).mean()), rel=1e-4)
 
@@ -219,11 +222,26 @@ def test_the_server_matches_first_clusters_then_pools_prototypes_then_rows(round
     if rounds == 1:
         own, counts = align_prototypes(own, counts, "hungarian", torch.Generator())
         assert not torch.equal(own, module.sent[0])
+        assert not torch.equal(counts.sum(0), module.sent[1].sum(0))
     pooled = pool_prototypes(own, counts, module.before)
     torch.testing.assert_close(module.server_state.prototypes, pooled.float())
+    assert torch.equal(module.server_state.counts, counts.sum(0).float())
     share = adaptive_row_weights(module.rows, pooled.flatten(0, 1))
     assert (share - 1 / 3).abs().max() > 1e-3  # what old prototypes, or none, would not give
     torch.testing.assert_close(module.global_weights[ROWS], torch.einsum("kj,kjd->jd", share, module.rows).float())
+
+
+@pytest.mark.parametrize("rounds", [1, 2])
+def test_rows_are_averaged_by_samples_of_the_fine_class(rounds):
+    federation = Federation(local_epochs=30)
+    module, _ = run(Server, rounds, M=3, projection=D, classifier="counts", federation=federation)
+    own, counts = module.sent
+    if rounds == 1:  # in the order of the pooled prototypes
+        counts = align_prototypes(own, counts, "hungarian", torch.Generator())[1]
+        assert not torch.equal(counts, module.sent[1])
+    share = (counts / counts.sum(0)).nan_to_num(1 / 3).flatten(1)  # equally where nobody has a sample
+    expected = torch.einsum("kj,kjd->jd", share, module.rows).float()
+    torch.testing.assert_close(module.global_weights[ROWS], expected)
 
 
 def test_the_bias_takes_part_in_the_quality_of_a_row():
@@ -312,6 +330,17 @@ def test_prototypes_drawn_like_samples_come_as_often_as_one():
         drawn += data.weights > 0
     # each with probability 5 / 20; that without samples weighs nothing
     assert (drawn / 2000).tolist() == pytest.approx([0.25, 0.25, 0, 0.25], abs=0.04)
+
+
+def test_a_batch_with_a_drawn_prototype_is_weighed_by_its_size():
+    # 5 of 20 samples, and now and then a prototype that counts 3: 5 / 8 of the loss are the samples'
+    generator = torch.Generator().manual_seed(0)
+    data = RebalancedSet(torch.ones(1, 1, D), torch.tensor([[3.0]]), num_samples=20, generator=generator)
+    shares = set()
+    for _ in range(50):
+        data.weigh(batch_size=5)
+        shares.add(float(data.share))
+    assert shares == {1.0, 0.625}
 
 
 @pytest.mark.parametrize(("rebalance", "are_drawn"), [("append", False), ("dataset", True)])
@@ -438,6 +467,38 @@ def test_means_of_features_without_contrast_are_those_of_the_trained_model():
     assert "hpc" not in module.steps[-1]["terms"]
     assert all((u["prototypes"][u["counts"] == 0] == 0).all() for u in module.uploads)
     assert not module.prototypes.requires_grad
+
+
+def test_means_that_are_sent_are_those_of_the_fine_classes():
+    class Means(FedCD):
+        def on_client_start(self, download):
+            super().on_client_start(download)
+            self.points = download.get("prototypes")
+
+        def on_client_end(self):
+            upload = super().on_client_end()
+            if self.points is not None:
+                z, y = self._features()
+                means, _ = cluster_means(z, y, assign(z, y, self.points), self.points.shape)
+                self.pairs = [*getattr(self, "pairs", []), (upload["prototypes"], means)]
+            return upload
+
+    module, _ = run(Means, 2, M=M, projection=D, hpc=False)
+    assert len(module.pairs) == 3
+    for sent, means in module.pairs:
+        torch.testing.assert_close(sent, means)
+
+
+def test_prototypes_drawn_by_the_size_of_a_part_of_a_batch_are_refused():
+    class Sharded(FedCD):
+        def on_federation_start(self):
+            self.federated_data.batch_shard = (0, 2)
+            super().on_federation_start()
+
+    with pytest.raises(
+        ConfigurationError, match=r"`rebalance='dataset'` draws .* under `ddp` .*: set `rebalance: append`"
+    ):
+        run(Sharded, 1, M=M, projection=D, rebalance="dataset")
 
 
 def test_fewer_samples_than_prototypes():

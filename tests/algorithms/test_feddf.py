@@ -2,9 +2,10 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from flightning.algorithms import FedAvg, FedDF
+from flightning.algorithms import FedAvg, FedCDMixin, FedDF, FedDFMixin
 from flightning.callbacks import Federation
-from flightning.errors import ConfigurationError
+from flightning.classifier import Classifier
+from flightning.errors import CompositionError, ConfigurationError
 from tests.classification import BatchNormNet, assert_resumes, make_data, make_module, run
 
 
@@ -177,6 +178,14 @@ def test_batch_norm_statistics_are_plain_means():
 def test_partial_participation():
     module, _ = run(FedDF, 3, data=data(), federation=Federation(participation=2), steps=5)
     assert all(torch.isfinite(w).all() for w in module.state_dict().values())
+
+
+def test_weights_that_travel_apart_are_refused():
+    with pytest.raises(CompositionError, match=r"`Both` cannot combine `FedDFMixin` and `FedCDMixin`: .*whole models"):
+
+        class Both(FedDFMixin, FedCDMixin, Classifier):
+            def __init__(self, temperature=1.0, **kwargs):
+                super().__init__(temperature=temperature, **kwargs)
 
 
 def test_resume_is_bit_identical(tmp_path):

@@ -2,9 +2,10 @@ import pytest
 import torch
 from torch import nn
 
-from flightning.algorithms import FedAvg, FedMA
+from flightning.algorithms import FedAvg, FedCDMixin, FedMA, FedMAMixin
 from flightning.callbacks import Federation
-from flightning.errors import ConfigurationError
+from flightning.classifier import Classifier
+from flightning.errors import CompositionError, ConfigurationError
 from flightning.functional.matching import chain_layers, match_rows, reorder, rows_of
 from flightning.nets import Net
 from tests.classification import BatchNormNet, assert_resumes, assert_same, make_data, make_module, run
@@ -64,6 +65,19 @@ def test_units_are_in_the_order_of_the_client_with_most_samples():
     class Kept(Permuted, Probe): ...
 
     module, _ = run(Kept, 1, data=make_data(per_class=[6, 10, 8]), **COMMON)
+    layer = module.chain[0]
+    orders = [
+        match_rows(rows_of(sent, layer), rows_of(module.global_weights, layer)).tolist()
+        for sent in module.uploads["weights"].values()
+    ]
+    assert [order == sorted(order) for order in orders] == [False, True, False]
+
+
+def test_that_client_is_the_one_with_most_samples_however_clients_are_weighted():
+    class Kept(Permuted, Probe): ...
+
+    federation = Federation(local_epochs=2, weighting="uniform")
+    module, _ = run(Kept, 1, data=make_data(per_class=[6, 10, 8]), federation=federation, **COMMON)
     layer = module.chain[0]
     orders = [
         match_rows(rows_of(sent, layer), rows_of(module.global_weights, layer)).tolist()
@@ -142,6 +156,14 @@ def test_partial_participation():
 
 def test_resume_is_bit_identical(tmp_path):
     assert_resumes(FedMA, tmp_path)
+
+
+def test_weights_that_travel_apart_are_refused():
+    with pytest.raises(CompositionError, match=r"`Both` cannot combine `FedMAMixin` and `FedCDMixin`: .*whole models"):
+
+        class Both(FedMAMixin, FedCDMixin, Classifier):
+            def __init__(self, gamma=None, **kwargs):
+                super().__init__(gamma=gamma, **kwargs)
 
 
 def test_skip_connections_are_refused():

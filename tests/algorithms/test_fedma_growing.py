@@ -8,7 +8,7 @@ from flightning.classifier import Classifier
 from flightning.datamodules import FederatedDataModule
 from flightning.errors import ConfigurationError
 from flightning.nets import SmallCNN
-from tests.classification import BatchNormNet, assert_resumes, make_module, run
+from tests.classification import BatchNormNet, assert_resumes, make_data, make_module, run
 
 GROWING = {"growing": True}
 FAR = {"sigma": 0.05, "sigma_0": 2.0, **GROWING}  # units that differ are different units
@@ -45,6 +45,19 @@ def test_bytes_are_those_of_the_original_width():
     for r in rounds:
         assert r["round/bytes_down"] == 3 * 4 * weights
         assert r["round/bytes_up"] == 3 * 4 * (weights + 3)
+
+
+def test_rows_of_the_last_layer_are_averaged_by_class():
+    # classes (0, 1), (1, 2), (0, 2): the biases of the classes are those of the clients that have them
+    class Sent(FedMA):
+        def aggregate(self, uploads):
+            self.biases = torch.stack([w["net.head.bias"] for w in uploads["weights"].values()])
+            super().aggregate(uploads)
+
+    module, _ = run(Sent, 1, data=make_data(per_class=[2, 4, 6]), **FAR)
+    counts = torch.tensor([[2.0, 2, 0], [0, 4, 4], [6, 0, 6]])
+    expected = (module.biases * counts / counts.sum(0)).sum(0)
+    torch.testing.assert_close(module.global_weights["net.head.bias"], expected)
 
 
 def test_a_client_gets_back_its_own_units():

@@ -2,7 +2,7 @@ import pytest
 import torch
 from torch import nn
 
-from flightning.algorithms.observe import LayerTaps, frozen_forward, without_noise
+from flightning.algorithms.observe import LayerTaps, evaluating, frozen_forward, without_noise
 from flightning.errors import ConfigurationError
 
 
@@ -52,6 +52,27 @@ def test_nothing_outlives_the_step():
         taps.output("a")
     net(X)  # nobody listens
     assert not taps._seen
+
+
+def test_after_a_pass_aside_layers_show_the_one_before():
+    net = Net()
+    taps = LayerTaps(net)
+    taps.watch("a")
+    with taps.listening():
+        net(X)
+        with taps.aside():
+            net(X[:2])
+            assert len(taps.input("a")) == 2
+        assert len(taps.input("a")) == len(taps.output("a")) == 6
+
+
+def test_evaluation_gives_every_part_its_own_mode_back():
+    net = Net()
+    net.norm.eval()
+    with evaluating(net):
+        assert not any(part.training for part in net.modules())
+        assert not net(X).requires_grad
+    assert [part.training for part in (net, net.norm, net.drop)] == [True, False, True]
 
 
 def test_a_layer_that_was_not_called_is_named_with_remedy():

@@ -2,7 +2,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from flightning.algorithms import VHL, FedAvgMixin
+from flightning.algorithms import VHL, FedAvgMixin, RFedAvgMixin, VHLMixin
 from flightning.algorithms.vhl import _widen_classifier
 from flightning.callbacks import Federation
 from flightning.classifier import Classifier
@@ -73,6 +73,17 @@ def test_virtual_features_take_no_gradient_in_the_alignment():
 
     module, _ = run(Constant, 1, virtual_batch_size=11)
     assert module.needs == {"virtual": True, "alignment": False, "spread": True}
+
+
+def test_a_mixin_in_front_sees_the_layers_of_real_samples():
+    class Both(RFedAvgMixin, VHLMixin, Classifier):
+        def regularization(self, batch):
+            terms = super().regularization(batch)
+            self.seen = [*getattr(self, "seen", []), (len(self.penultimate), len(batch[1]))]
+            return terms
+
+    module, _ = run(Both, 1, virtual_batch_size=11)
+    assert all(features == samples for features, samples in module.seen)
 
 
 def test_alignment_ends_after_its_local_epochs():

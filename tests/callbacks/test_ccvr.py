@@ -3,10 +3,15 @@ import math
 import pytest
 import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
+from torch import nn
+from torch.nn import functional as F
 
 from flightning.algorithms import SOLO, FedAvg, FedCD
 from flightning.callbacks import CCVR, Federation
+from flightning.callbacks.ccvr import _CCVR
 from flightning.errors import ConfigurationError
+from flightning.functional.gaussians import class_statistics, pool_statistics, sample_features
+from flightning.functional.seeding import torch_generator
 from tests.classification import BatchNormNet, RoundMemory, make_data, make_module, run
 from tests.problems import make_trainer
 
@@ -74,6 +79,36 @@ def test_jitter_widens_the_drawn_features(monkeypatch):
     narrow, wide = (features[labels == 0].std().item() for features, labels in drawn)
     assert wide == pytest.approx(10.0, rel=0.1)
     assert narrow < 5
+
+
+def test_the_classifier_is_retrained_by_sgd_with_momentum():
+    # six features in batches of three: two steps, the second with 0.9 of the first one's gradient
+    torch.manual_seed(0)
+    head, callback = nn.Linear(4, 3), CCVR(virtual_per_class=2, epochs=1, lr=0.3, batch_size=3, seed=5)
+    inputs, labels = torch.randn(30, 4), torch.arange(30) % 3
+    statistics = pool_statistics([class_statistics([(inputs, labels)], 3)])
+    generator = torch_generator(5, _CCVR)
+    features, drawn = sample_features(statistics, 2, generator, callback.jitter)
+    order = torch.randperm(6, generator=generator)
+    weight, bias = (p.detach().clone().requires_grad_() for p in head.parameters())
+    kept = [torch.zeros_like(weight), torch.zeros_like(bias)]
+    for chosen in (order[:3], order[3:]):
+        loss = F.cross_entropy(F.linear(features[chosen].float(), weight, bias), drawn[chosen])
+        kept = [0.9 * k + g for k, g in zip(kept, torch.autograd.grad(loss, (weight, bias)), strict=True)]
+        weight, bias = (p.detach().sub(0.3 * k).requires_grad_() for p, k in zip((weight, bias), kept, strict=True))
+    callback._retrain(head, statistics)
+    torch.testing.assert_close(head.weight, weight)
+    torch.testing.assert_close(head.bias, bias)
+
+
+def test_a_frozen_layer_stays_frozen():
+    class Frozen(FedAvg):
+        def on_round_end(self):
+            super().on_round_end()
+            self.net.fc1[1].eval()
+
+    module, _ = run(Frozen, 1, net=BatchNormNet, callbacks=[CCVR()])
+    assert (module.net.training, module.net.fc1[1].training) == (True, False)
 
 
 def test_no_epoch_changes_nothing():
@@ -158,8 +193,10 @@ def test_a_classifier_without_one_output_per_class_is_refused():
     ("option", "message"),
     [
         ({"virtual_per_class": 0}, "`virtual_per_class=0` must be at least 1"),
-        ({"epochs": -1}, "`epochs=-1` and `jitter=1e-06` must be at least 0"),
-        ({"lr": 0.0}, "`lr=0.0` above 0"),
+        ({"batch_size": 0}, "`batch_size=0` must be at least 1: the default is 64"),
+        ({"epochs": -1}, "`epochs=-1` must be at least 0: 0 changes nothing"),
+        ({"jitter": -1.0}, "`jitter=-1.0` must be at least 0"),
+        ({"lr": 0.0}, "`lr=0.0` must be above 0: the default is 0.01"),
     ],
 )
 def test_refusals(option, message):

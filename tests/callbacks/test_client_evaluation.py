@@ -289,9 +289,10 @@ def test_personal_weights_cost_one_pass_per_client_and_no_walk_over_the_layers()
 
 
 def count(module, data, personal=False):
-    from flightning.callbacks.client_evaluation import _evaluating, _global_hits, _personal_hits
+    from flightning.algorithms.observe import evaluating
+    from flightning.callbacks.client_evaluation import _global_hits, _personal_hits
     from flightning.strategies.processes import Processes
 
-    with _evaluating(module):
+    with evaluating(module):
         hits = _personal_hits if personal else _global_hits
         return hits(module, data.local_tests, data.eval_batch_size, Processes())

@@ -1,9 +1,9 @@
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import Dataset
+from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset
 
-from flightning.datamodules import IID, ClassesPerClient, Dirichlet, FederatedDataModule, HorizontalFlip
+from flightning.datamodules import IID, ClassesPerClient, Dirichlet, FederatedDataModule, HorizontalFlip, Natural
 from flightning.datamodules.stream import RoundPlan, Visit
 from flightning.errors import ConfigurationError, PartitionError
 
@@ -64,6 +64,30 @@ def test_from_clients_deals_as_told():
     data.setup("fit")
     assert data.sizes.tolist() == [3, 1, 2]
     assert [read(data, c, steps=1)[0] for c in range(3)] == [[3.0] * 3, [1.0], [2.0] * 2]
+
+
+def test_given_clients_keep_their_order_unless_it_is_to_be_sorted():
+    pairs = [(torch.arange(4.0)[:, None], torch.tensor([1, 0, 1, 0]))] * 2
+    for order, expected in (("shuffled_once", [0, 1, 2, 3]), ("class_sorted", [1, 3, 0, 2])):
+        data = FederatedDataModule.from_clients(pairs, batch_size=4, shuffle=False, stored_order=order)
+        data.setup("fit")
+        assert read(data, 1, steps=1) == [expected]
+
+
+def test_no_clients_are_refused():
+    with pytest.raises(ConfigurationError, match=r"there are no clients: give `from_clients` a pair of tensors"):
+        FederatedDataModule.from_clients([])
+
+
+def test_data_sets_as_clients_are_refused_and_can_be_joined_as_the_message_says():
+    whole = TensorDataset(INPUTS, LABELS)
+    sets = [Subset(whole, range(20)), Subset(whole, range(20, 60))]
+    with pytest.raises(ConfigurationError, match=r"client 0 is a `Subset`, .*join data sets, `from_dataset\("):
+        FederatedDataModule.from_clients(sets)
+    ids = [number for number, own in enumerate(sets) for _ in own]
+    data = FederatedDataModule.from_dataset(ConcatDataset(sets), labels=LABELS, ids=ids, partition=Natural())
+    data.setup("fit")
+    assert data.sizes.tolist() == [20, 40]
 
 
 def test_label_counts():

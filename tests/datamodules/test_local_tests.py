@@ -1,5 +1,7 @@
 """Skewed samples, natural ids, local test sets, and partitions on disk, through a data module."""
 
+import time
+
 import numpy as np
 import pytest
 import torch
@@ -212,6 +214,25 @@ def test_natural_clients_are_tested_on_their_own_test_samples():
     data = FederatedDataModule.from_dataset(train, test, partition=Natural())
     data.setup("fit")
     assert [set(test.ids[own]) for own in data.local_tests.parts] == [{0}, {1}, {2}, {3}, {4}]
+
+
+def test_natural_clients_get_all_their_test_samples_in_stored_order():
+    rng = np.random.default_rng(0)
+    names = np.array([f"writer {number}" for number in range(30)])
+    train, test = (TensorSource(*pictures(n), names[rng.integers(0, 30, n)]) for n in (80, 40))
+    data = FederatedDataModule.from_dataset(train, test, num_clients=7, partition=Natural(grouping="group"))
+    data.setup("fit")
+    for part, own in zip(data.parts, data.local_tests.parts, strict=True):
+        assert own.tolist() == np.flatnonzero(np.isin(test.ids, train.ids[part])).tolist()
+
+
+def test_test_samples_of_ten_thousand_natural_clients_are_found_at_once():
+    ids = np.array([f"writer {number}" for number in range(10_000)] * 2)
+    parts = [np.array([client, client + 10_000]) for client in range(10_000)]
+    start = time.perf_counter()
+    own = Natural().split_test(np.zeros(20_000, np.int64), parts, np.zeros(20_000, np.int64), 0, ids, ids)
+    assert time.perf_counter() - start < 2
+    assert [part.tolist() for part in own[-2:]] == [[9_998, 19_998], [9_999, 19_999]]
 
 
 def test_natural_clients_without_test_samples_are_told_what_to_do():

@@ -4,7 +4,9 @@ import types
 import numpy as np
 import pytest
 
+from flightning.datamodules import FederatedDataModule
 from flightning.datamodules.partitioners import IID, FlowerPartitioner, FromFile, Shards, load_partition, save_partition
+from flightning.datamodules.text import TextSource
 from flightning.errors import ConfigurationError, DataNotFoundError, PartitionError
 from flightning.functional.partition import partition_hash
 
@@ -45,6 +47,22 @@ def test_other_labels_are_refused_by_hash(saved):
 def test_another_number_of_clients_is_refused(saved):
     with pytest.raises(PartitionError, match="holds 4 clients, not 5: set `num_clients` to 4"):
         FromFile(str(saved[0]))(LABELS, 5, seed=0)
+
+
+def test_other_texts_with_the_same_labels_are_refused(tmp_path):
+    def deal(first_token, partition):
+        tokens = np.arange(first_token, first_token + 2 * len(LABELS))
+        source = TextSource(tokens, np.arange(0, 2 * len(LABELS) + 1, 2), LABELS)
+        data = FederatedDataModule.from_dataset(source, num_clients=4, partition=partition)
+        data.setup("fit")
+        return data
+
+    path = deal(0, IID()).save_partition(tmp_path / "split.npz")
+    assert deal(0, FromFile(str(path))).num_clients == 4
+    with pytest.raises(
+        PartitionError, match="was made for other data: the labels are the same, but 32 of 32 compared inputs"
+    ):
+        deal(1, FromFile(str(path)))
 
 
 def test_a_missing_file_is_named(tmp_path):

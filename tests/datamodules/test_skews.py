@@ -121,6 +121,21 @@ def test_tiled_noise_needs_images():
         NoiseSkew(tiles=2).apply(torch.zeros(4, 4), torch.zeros(4), 1, 2, seed=0)
 
 
+@pytest.mark.parametrize(("client", "tile"), [(1, (0, 1)), (2, (1, 0)), (3, (1, 1)), (4, (0, 0))])
+def test_tiled_noise_is_in_the_tile_of_the_client(client, tile):
+    noisy, _ = NoiseSkew(tiles=2).apply(torch.zeros(3, 1, 4, 4), torch.zeros(3), client, 5, seed=0)
+    changed = noisy.ne(0).all(dim=0)[0].view(2, 2, 2, 2).all(dim=3).all(dim=1)  # of each tile (row, column)
+    assert changed.nonzero().tolist() == [list(tile)]
+    assert int(noisy.ne(0).sum()) == 3 * 4
+
+
+def test_tints_are_spread_evenly_over_the_colour_circle():
+    # gains 1 + 0.4 cos(2 pi (hue - channel / 3)) with hues 0, 1/3, 2/3: red, green and blue, the others at cos = -1/2
+    x, y = torch.ones(1, 3, 1, 1), torch.zeros(1)
+    tints = [ColourCast(strength=0.4).apply(x, y, client, 8, seed=0)[0].flatten().tolist() for client in (5, 6, 7)]
+    assert tints == [pytest.approx(row) for row in ([1.4, 0.8, 0.8], [0.8, 1.4, 0.8], [0.8, 0.8, 1.4])]
+
+
 def test_labels_beyond_the_classes_are_refused():
     with pytest.raises(PartitionError, match=r"Client 2 has the label 12, but `num_classes` = 10: set"):
         LabelPermutation().apply(torch.zeros(1), torch.tensor([12]), 2, 4, seed=0)

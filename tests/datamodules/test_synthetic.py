@@ -90,3 +90,10 @@ def test_fcube_differs_in_features_alone():
         signs = {tuple(s) for s in (x > 0).int().tolist()}
         assert len(signs) == 2, client
         assert torch.equal(y, (x[:, 0] > 0).long())
+
+
+def test_alpha_changes_no_sample():
+    # W_k = u_k + N(0, 1) in every entry: u_k (sum(x) + 1) is added to the logits of all classes
+    one, other = (set_up(Synthetic(alpha, 1.0, num_clients=5, seed=0)).train_source for alpha in (0.0, 10.0))
+    assert torch.equal(one.inputs, other.inputs)
+    assert torch.equal(one.targets, other.targets)

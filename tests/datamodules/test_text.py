@@ -7,7 +7,7 @@ import torch
 from flightning.algorithms import FedAvg
 from flightning.callbacks import Federation
 from flightning.datamodules import FederatedDataModule, Natural, NextCharacter, Words
-from flightning.datamodules.text import TextSource, WindowSource
+from flightning.datamodules.text import PretrainedTokenizer, TextSource, WindowSource
 from flightning.errors import ConfigurationError, PartitionError
 from flightning.nets import CharLSTM, SentimentLSTM
 from tests.problems import fit
@@ -32,6 +32,22 @@ def test_long_texts_are_cut():
     words = Words(max_length=2)
     vocabulary = words.learn(["a b c"])
     assert list(words.encode(["a b c"], vocabulary)) == [[2, 3]]
+
+
+def test_a_changed_tokenizer_folder_is_another_tokenizer(tmp_path):
+    (tmp_path / "vocab.txt").write_text("a")
+    first = PretrainedTokenizer(str(tmp_path)).identity
+    assert PretrainedTokenizer(str(tmp_path)).identity == first
+    (tmp_path / "vocab.txt").write_text("a b")
+    assert PretrainedTokenizer(str(tmp_path)).identity != first
+
+
+def test_other_tokenizers_are_told_apart_by_their_settings():
+    assert Words(max_length=3).identity == repr(Words(max_length=3))
+    assert (
+        PretrainedTokenizer("bert-base-uncased").identity
+        == "PretrainedTokenizer(name='bert-base-uncased', max_length=64)"
+    )
 
 
 @pytest.mark.parametrize(("option", "rule"), [("vocabulary_size", ">= 3"), ("max_length", ">= 1")])

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from flightning.datamodules import HorizontalFlip, PadCrop
+from flightning.datamodules import HorizontalFlip, PadCrop, RandomRotation
 from flightning.errors import ConfigurationError
 
 PICTURES = torch.arange(2 * 3 * 4 * 4.0).view(2, 3, 4, 4)
@@ -39,6 +39,36 @@ def test_constant_mode_pads_with_zeros():
     assert crops.flatten(1).sum(1).min() == 0
 
 
+def test_a_constant_border_has_its_colour():
+    crops = PadCrop(4, mode="constant", fill=[-1.0, 5.0])(torch.zeros(200, 2, 4, 4), generator())
+    assert crops[:, 0].unique().tolist() == [-1.0, 0.0]
+    assert torch.equal(crops[:, 1], -5 * crops[:, 0])
+
+
+def angles(count, degrees):
+    """What `RandomRotation` draws."""
+    return (2 * torch.rand(count, generator=generator()) - 1) * degrees
+
+
+@pytest.mark.parametrize("shape", [(32, 32), (20, 31)])
+def test_rotation_is_that_of_torchvision(shape):
+    from torchvision.transforms.functional import rotate
+
+    pictures = torch.rand(8, 3, *shape, generator=generator(1)) + 0.1
+    turned = RandomRotation(40, fill=[0.0, -1.0, 2.0])(pictures, generator())
+    expected = [rotate(p, float(a), fill=[0.0, -1.0, 2.0]) for p, a in zip(pictures, angles(8, 40), strict=True)]
+    # pixels half-way between two may fall to either side
+    assert (turned == torch.stack(expected)).float().mean() > 0.99
+
+
+def test_every_sample_turns_by_its_own_angle_within_the_bounds():
+    drawn = angles(4000, 15)
+    assert drawn.abs().max() <= 15
+    assert drawn.mean() == pytest.approx(0, abs=5 * 15 / 3**0.5 / 4000**0.5)
+    same = torch.rand(1, 1, 16, 16, generator=generator(1)).expand(64, -1, -1, -1)
+    assert len({tuple(p.flatten().tolist()) for p in RandomRotation(45)(same, generator())}) > 30
+
+
 def test_channels_move_together():
     stacked = PICTURES[:, :1].expand(-1, 3, -1, -1)
     crop = PadCrop(2)(stacked, generator())
@@ -55,7 +85,7 @@ def test_zero_probability_changes_nothing():
     assert torch.equal(HorizontalFlip(0.0)(PICTURES, generator()), PICTURES)
 
 
-@pytest.mark.parametrize("transform", [PadCrop(1), HorizontalFlip(0.5)])
+@pytest.mark.parametrize("transform", [PadCrop(1), HorizontalFlip(0.5), RandomRotation(30)])
 def test_all_randomness_comes_from_the_generator(transform):
     before = torch.get_rng_state()
     assert torch.equal(transform(PICTURES, generator(3)), transform(PICTURES, generator(3)))
@@ -67,3 +97,5 @@ def test_refusals():
         PadCrop(0)
     with pytest.raises(ConfigurationError, match=r"`probability=1.5` must lie between 0 and 1"):
         HorizontalFlip(1.5)
+    with pytest.raises(ConfigurationError, match=r"`degrees=0` must be above 0 .*: leave `RandomRotation` out"):
+        RandomRotation(0)

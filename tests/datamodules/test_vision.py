@@ -7,7 +7,16 @@ import numpy as np
 import pytest
 import torch
 
-from flightning.datamodules import CIFAR10, CIFAR100, EMNIST, MNIST, FashionMNIST, HorizontalFlip, PadCrop
+from flightning.datamodules import (
+    CIFAR10,
+    CIFAR100,
+    EMNIST,
+    MNIST,
+    FashionMNIST,
+    HorizontalFlip,
+    PadCrop,
+    RandomRotation,
+)
 from flightning.errors import ConfigurationError, DataNotFoundError
 
 RNG = np.random.default_rng(0)
@@ -94,7 +103,19 @@ def test_cifar_channels_come_first(tmp_path, monkeypatch):
 def test_cifar_is_augmented_unless_told_otherwise():
     assert [type(t) for t in CIFAR10().augment] == [PadCrop, HorizontalFlip]
     assert CIFAR10(augment=[]).augment == []
-    assert CIFAR100().num_classes == 100
+    assert CIFAR100(augment=[]).augment == []
+
+
+@pytest.mark.parametrize("normalize", [True, False])
+def test_cifar100_has_the_transforms_of_moon_with_black_borders(normalize):
+    data = CIFAR100(normalize=normalize)
+    crop, flip, turn = data.augment
+    assert [type(t) for t in (crop, flip, turn)] == [PadCrop, HorizontalFlip, RandomRotation]
+    assert (crop.padding, crop.mode, turn.degrees, data.num_classes) == (4, "constant", 15, 100)
+    black = torch.zeros(1, 3, 1, 1, dtype=torch.uint8)
+    expected = data._source(black, torch.zeros(1, dtype=torch.long)).gather(np.array([0]))[0].flatten()
+    for fill in (crop.fill, turn.fill):
+        torch.testing.assert_close(torch.as_tensor(fill).expand(3), expected)
 
 
 def test_missing_files_name_both_remedies(tmp_path):
