@@ -76,6 +76,11 @@ def check_trainer(trainer: Trainer) -> None:
     fast_dev_run, overfit_batches = trainer.fast_dev_run, trainer.overfit_batches  # type: ignore[attr-defined]
     rules = (
         (
+            trainer.strategy.root_device.type == "mps",
+            "the server averages in double precision, which the device `mps` (the GPU of Apple silicon) lacks",
+            "train on the CPU, `--trainer.accelerator cpu`",
+        ),
+        (
             trainer.accumulate_grad_batches != 1,
             f"`accumulate_grad_batches={trainer.accumulate_grad_batches}` would add gradients of different clients",
             "remove it and raise `data.batch_size` instead",

@@ -24,6 +24,8 @@ import torch
 from lightning_utilities.core.apply_func import apply_to_collection
 from torch import Tensor
 
+from flightning.errors import ConfigurationError
+
 __all__ = ["REDUCTIONS", "Payload", "Reducer", "average", "flat_items", "is_finite", "num_bytes"]
 
 Payload = dict[str, Any]
@@ -106,7 +108,10 @@ class Reducer:
         """Take one client's upload in; its tensors may be reused afterwards."""
         for name in upload:
             if name not in self.rules:
-                raise KeyError(f"upload `{name}` has no reduction: declare one of {REDUCTIONS} in `reductions`.")
+                raise ConfigurationError(
+                    f"upload `{name}` has no reduction: declare one in the class of the algorithm, `reductions = "
+                    f"{{{name!r}: 'mean'}}` (or {', '.join(f'`{rule}`' for rule in REDUCTIONS[1:])})."
+                )
             if self.rules[name] == "stack":
                 # one memory order, so that norms have the same last bits on every process
                 kept = apply_to_collection(

@@ -9,6 +9,7 @@ from lightning.pytorch.callbacks import GradientAccumulationScheduler, ModelChec
 
 from flightning.algorithms import FedAvg, FedAvgMixin
 from flightning.callbacks import Federation
+from flightning.callbacks.checks import check_trainer
 from flightning.datamodules import IID, FederatedDataModule
 from flightning.errors import ConfigurationError
 from flightning.nets import SentimentLSTM
@@ -49,6 +50,13 @@ def refuse(match, module=None, data=None, federation=None, callbacks=(), **kwarg
 )
 def test_trainer_settings_that_cut_through_a_round(option, match):
     refuse(match, **option)
+
+
+def test_a_device_without_double_precision():
+    trainer = make_trainer(1)
+    trainer.strategy._root_device = torch.device("mps")  # there is none to be asked for here
+    with pytest.raises(ConfigurationError, match=r"the device `mps` .* lacks: .*`--trainer.accelerator cpu`"):
+        check_trainer(trainer)
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 import pytest
 import torch
 
+from flightning.errors import ConfigurationError
 from flightning.functional.aggregation import Reducer, average, flat_items, is_finite, num_bytes
 
 
@@ -79,7 +80,7 @@ def test_gradients_are_not_kept():
 
 
 def test_an_upload_without_reduction_is_refused():
-    with pytest.raises(KeyError, match="upload `y` has no reduction: declare one of"):
+    with pytest.raises(ConfigurationError, match=r"upload `y` has no reduction: .*`reductions = {'y': 'mean'}`"):
         Reducer({"x": "mean"}).add(0, 1.0, {"y": torch.ones(1)})
 
 
