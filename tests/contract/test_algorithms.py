@@ -18,8 +18,8 @@ from flightning.callbacks import Federation
 from flightning.callbacks.planning import Planner
 from flightning.classifier import Classifier
 from flightning.datamodules import FederatedDataModule
-from flightning.errors import ClientError, CompositionError
-from tests.algorithms_on_digits import READY_MADE, PlainNet, make_digits, make_federation, make_module
+from flightning.errors import ClientError, CompositionError, ConfigurationError
+from tests.algorithms_on_digits import READY_MADE, BatchNormNet, PlainNet, make_digits, make_federation, make_module
 from tests.classification import assert_equal_nested
 from tests.problems import fit, make_trainer
 
@@ -35,8 +35,8 @@ def stem(name):
     return Path(inspect.getfile(getattr(flightning.algorithms, name))).stem
 
 
-def train(name, rounds=2, federation=None, callbacks=(), ckpt_path=None, **trainer):
-    module = make_module(name, net=PlainNet)
+def train(name, rounds=2, federation=None, callbacks=(), ckpt_path=None, net=PlainNet, **trainer):
+    module = make_module(name, net=net)
     options = {"limit_val_batches": 0, **trainer}
     runner = make_trainer(rounds, federation or make_federation(name), callbacks, **options)
     runner.fit(module, datamodule=make_digits(), ckpt_path=ckpt_path)
@@ -75,6 +75,17 @@ def test_hyperparameters_and_state_survive_a_checkpoint_and_resume_is_exact(name
 def test_bf16_stays_finite(name):
     module = train(name, precision="bf16-mixed")
     assert all(torch.isfinite(w).all() for w in module.state_dict().values() if w.is_floating_point())
+
+
+def test_batch_norm_trains_with_statistics_that_are_variances_or_is_refused(name):
+    try:
+        module = train(name, net=BatchNormNet, limit_val_batches=1)
+    except ConfigurationError as error:
+        assert "BatchNorm" in str(error)  # noqa: PT017
+        return
+    weights = {**module.state_dict(), **module.global_weights}
+    assert all(torch.isfinite(w).all() for w in weights.values() if w.is_floating_point())
+    assert (module.global_weights["net.fc1.2.running_var"] > 0).all()
 
 
 def test_state_of_clients_that_did_not_take_part_stays_as_it_was(name):
