@@ -21,7 +21,7 @@ def make_data(classes=CLASSES, per_class=6, size=4, batch_size=4, num_classes=3,
     generator = torch.Generator().manual_seed(0)
 
     def draw(labels):
-        labels = torch.as_tensor(labels)
+        labels = torch.as_tensor(labels, dtype=torch.long)
         return torch.randn(len(labels), size, generator=generator) + F.one_hot(labels, size), labels
 
     counts = per_class if isinstance(per_class, (list, tuple)) else [per_class] * len(classes)

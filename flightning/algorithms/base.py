@@ -245,7 +245,8 @@ algorithm would be ignored: write the mixins first, `class Wrong(FederatedMixin,
             upload = self.on_client_end()
         if self.has_personal_weights:
             live = self.live_weights()
-            self.client_state.weights = {n: live[n] for n in self.global_weights if self.is_personal(n)}
+            personal = {n: live[n] for n in self.global_weights if self.is_personal(n)}
+            self.client_state.weights = {**self.client_state.weights, **personal}
         return upload
 
     def save_client(self) -> None:

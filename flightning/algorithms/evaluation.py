@@ -33,6 +33,8 @@ class PersonalEvaluation(LocalLogs):
 
     if TYPE_CHECKING:  # defined by the federated mixin
 
+        @property
+        def federated_data(self) -> Any: ...  # noqa: D102
         def is_personal(self, name: str) -> bool: ...  # noqa: D102
         def load_weights(self, weights: Mapping[str, Tensor]) -> None: ...  # noqa: D102
         def load_global_weights(self) -> None: ...  # noqa: D102
@@ -123,12 +125,13 @@ class PersonalEvaluation(LocalLogs):
 
     def personal_weights(self, client: int) -> dict[str, Tensor]:
         """What a client keeps of the model, for its evaluation."""
-        weights: dict[str, Tensor] = self.client_states.load(client, self.device).get("weights", {})
-        return weights
+        kept: dict[str, Tensor] = self.client_states.load(client, self.device).get("weights", {})
+        # a client that was not asked for its weights may keep shared ones, too
+        return {n: w for n, w in kept.items() if self.is_personal(n)}
 
     def client_models(self) -> Iterator[int]:
-        """Put the weights of one client after the other into the module, the global ones at the end."""
-        for client in range(self.num_clients):
+        """Put the weights of one client with samples after the other into the module, the global ones at the end."""
+        for client in self.federated_data.sizes.nonzero()[0].tolist():
             self.load_weights({**self.global_weights, **self.personal_weights(client)})
             yield client
         self.load_global_weights()

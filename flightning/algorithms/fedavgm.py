@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from flightning.algorithms.base import Weights
-from flightning.algorithms.server_step import ServerStepMixin
+from flightning.algorithms.server_step import ServerStepMixin, check_decay
 from flightning.classifier import Classifier
 from flightning.errors import ConfigurationError
 
@@ -37,11 +37,10 @@ class FedAvgMMixin(ServerStepMixin):
 
     def __init__(self, beta: float = 0.9, server_lr: float = 1.0, nesterov: bool = False, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        if not 0 <= beta < 1:
-            raise ConfigurationError(f"`beta={beta}` must lie in [0, 1): use 0 for plain FedAvg.")
         if server_lr <= 0:
             raise ConfigurationError(f"`server_lr={server_lr}` must be above 0: use 1 to take the mean of the clients.")
-        self.beta, self.server_lr, self.server_nesterov = beta, server_lr, nesterov
+        self.beta = check_decay("beta", beta, "for plain FedAvg")
+        self.server_lr, self.server_nesterov = server_lr, nesterov
         self.add_server_state("velocity", self.zeros_like_parameters)
 
     def server_step(self, update: Weights) -> Weights:

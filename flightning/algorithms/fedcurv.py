@@ -28,10 +28,10 @@ class FedCurvMixin(FederatedMixin):
     With the sums :math:`U, V` of all clients the term is
     :math:`\lambda \sum [(U - u_k) w^2 - 2 (V - v_k) w]`. A client that is not sampled keeps its last contribution.
     The Fisher diagonal is the mean over samples of squared gradients of :math:`\log p(y \mid x)`, so this is for
-    modules whose output is logits.
+    modules whose output is logits. Weights that stay with the client have no part in it.
 
     Args:
-        lam: Strength :math:`\lambda`, at least 0. ``0`` is FedAvg.
+        lam: Strength :math:`\lambda`, at least 0. ``0`` is FedAvg, without the extra traffic.
         chunk_size: Samples whose gradients are held at once; memory against speed.
         **kwargs: Arguments of the module behind the mixin.
     """
@@ -51,22 +51,22 @@ class FedCurvMixin(FederatedMixin):
 
     def download(self, client: int) -> Payload:
         """Send :math:`U` and :math:`V`."""
-        sums = {"fisher": self.server_state.fisher, "fisher_weights": self.server_state.fisher_weights}
-        return {**super().download(client), **sums}
+        kept, names = self.server_state, self._curved()
+        sums = {
+            "fisher": {n: kept.fisher[n] for n in names},
+            "fisher_weights": {n: kept.fisher_weights[n] for n in names},
+        }
+        return {**super().download(client), **(sums if names else {})}
 
     def on_client_start(self, download: Payload) -> None:
         """Take the own part out of the sums."""
         super().on_client_start(download)
+        live, own = self.shared_parameters(), self.client_state
         self._others = [
-            (parameter, download["fisher"][n] - u, download["fisher_weights"][n] - v)
-            for (n, parameter), u, v in zip(
-                self.trainable().items(),
-                self.client_state.fisher.values(),
-                self.client_state.fisher_weights.values(),
-                strict=True,
-            )
+            (live[n], total - own.fisher[n], download["fisher_weights"][n] - own.fisher_weights[n])
+            for n, total in download.get("fisher", {}).items()
         ]
-        self._has_others = self.lam > 0 and any(bool(u.any()) for _, u, _ in self._others)
+        self._has_others = any(bool(u.any()) for _, u, _ in self._others)
 
     def regularization(self, batch: Any) -> dict[str, Tensor]:
         """Eq. 6; without another client's curvature there is no term, as in the first round."""
@@ -78,27 +78,35 @@ class FedCurvMixin(FederatedMixin):
 
     def on_client_end(self) -> Payload:
         """Send how the own curvature has changed since the last time, so that the server can keep sums."""
-        live = self.trainable()
-        fisher = self._fisher()
+        upload, live = super().on_client_end(), self._curved()
+        if not live:
+            return upload
+        fisher = self._fisher(live)
         weighted = {n: u * live[n].detach() for n, u in fisher.items()}
         change = {n: u - self.client_state.fisher[n] for n, u in fisher.items()}
         weighted_change = {n: v - self.client_state.fisher_weights[n] for n, v in weighted.items()}
         self.client_state.fisher, self.client_state.fisher_weights = fisher, weighted
-        return {**super().on_client_end(), "fisher": change, "fisher_weights": weighted_change}
+        return {**upload, "fisher": change, "fisher_weights": weighted_change}
 
     def aggregate(self, uploads: Payload) -> None:
         """Bring the sums up to date."""
         super().aggregate(uploads)
         for name in ("fisher", "fisher_weights"):
             old: Weights = getattr(self.server_state, name)
-            setattr(self.server_state, name, {n: (w + uploads[name][n]).to(w.dtype) for n, w in old.items()})
+            new = {n: (old[n] + change).to(old[n].dtype) for n, change in uploads.get(name, {}).items()}
+            setattr(self.server_state, name, {**old, **new})
 
-    def _fisher(self) -> Weights:
+    def _curved(self) -> Weights:
+        """Live weights that have a part in the penalty."""
+        return self.shared_parameters() if self.lam else {}
+
+    def _fisher(self, live: Weights) -> Weights:
         prefix = self.forward_root_prefix
-        names = {n[len(prefix) :]: n for n in self.trainable() if n.startswith(prefix)}
+        names = {n[len(prefix) :]: n for n in live if n.startswith(prefix)}
         batches = (self.split_batch(batch) for batch in self.client_batches())
-        fisher = diagonal_fisher(self.forward_root, list(names), batches, self.chunk_size)
-        return {**self.zeros_like_parameters(), **{names[n]: u for n, u in fisher.items()}}
+        found = diagonal_fisher(self.forward_root, list(names), batches, self.chunk_size)
+        fisher = {**self.zeros_like_parameters(), **{names[n]: u for n, u in found.items()}}
+        return {n: fisher[n] for n in live}
 
 
 class FedCurv(FedCurvMixin, Classifier):

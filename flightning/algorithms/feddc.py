@@ -64,7 +64,7 @@ class FedDCMixin(DriftMixin):
             if not local.is_heavy_ball:
                 raise ConfigurationError(
                     f"FedDC reads the mean gradient from the local steps, which those of `{local.name}` do not tell: "
-                    "use SGD, with momentum if you like, but without `nesterov`."
+                    "use SGD, with momentum if you like, but without `nesterov` and `maximize`."
                 )
 
     def download(self, client: int) -> Payload:
@@ -74,15 +74,15 @@ class FedDCMixin(DriftMixin):
 
     def drift_strength(self) -> float:
         r"""The client's :math:`\alpha / \hat w_k`."""
-        return self.alpha / (self._training_client.share * self.num_training_clients)
+        return self.alpha / self.relative_weight
 
     def on_client_start(self, download: Payload) -> None:
         """Prepare the coefficients of the linear term, which are the same in all local steps."""
         super().on_client_start(download)
         if "gradient" in download:  # else it is the second exchange of a round, without training
-            relative, own = self._training_client.share * self.num_training_clients, self.client_state.gradient
+            own = self.client_state.gradient
             self._local = LocalOptimizer(self.trainer.optimizers[0], self._live)
-            self._linear = {n: download["gradient"][n] / relative - own[n] for n in self._live}
+            self._linear = {n: download["gradient"][n] / self.relative_weight - own[n] for n in self._live}
 
     def regularization(self, batch: Any) -> dict[str, Tensor]:
         """Eq. 3 without the data term."""
@@ -108,14 +108,12 @@ class FedDCMixin(DriftMixin):
 
     def aggregate(self, uploads: Payload) -> None:
         """Mean of the cohort plus mean drift of all clients."""
-        mean: Weights = uploads["weights"]
-        state, share = self.server_state, self.num_updates / self.num_training_clients
-        gradient = {n: (state.gradient[n] + d).to(state.gradient[n].dtype) for n, d in uploads["gradient"].items()}
-        drift = {n: state.drift[n] + share * (mean[n] - self.global_weights[n]) for n in gradient}
-        state.gradient = {**state.gradient, **gradient}
-        state.drift = {**state.drift, **{n: d.to(state.drift[n].dtype) for n, d in drift.items()}}
-        self.round_metrics["round/drift"] = float(flatten(drift.values()).norm())
-        super().aggregate({**uploads, "weights": {**mean, **{n: mean[n] + d for n, d in drift.items()}}})
+        old = self.server_state.gradient
+        gradient = {n: (old[n] + change).to(old[n].dtype) for n, change in uploads["gradient"].items()}
+        self.server_state.gradient = {**old, **gradient}
+        weights = self.with_mean_drift(uploads["weights"])
+        self.round_metrics["round/drift"] = float(flatten(self.server_state.drift.values()).norm())
+        super().aggregate({**uploads, "weights": weights})
 
 
 class FedDC(FedDCMixin, Classifier):

@@ -11,8 +11,7 @@ from typing import Any, ClassVar
 
 from torchmetrics import Metric
 
-from flightning.algorithms.base import Weights
-from flightning.algorithms.drift import DriftMixin
+from flightning.algorithms.drift import DriftMixin, whole_model
 from flightning.classifier import Classifier
 from flightning.errors import ConfigurationError
 from flightning.functional.aggregation import Payload
@@ -27,12 +26,12 @@ class FedDynMixin(DriftMixin):
     :math:`d_k = -g_k / \alpha_k`, the sum of the client's movements, and the server's :math:`h` as the mean drift
     :math:`-h / \alpha` of all clients, which is added to the mean of the cohort. :math:`\alpha_k` is :math:`\alpha`
     divided by the client's weight relative to the mean client, so that `federation.weighting` decides what is minimised
-    although the cohort is averaged uniformly.
+    although the parameters of the cohort are averaged uniformly.
 
     Args:
         alpha: Strength :math:`\alpha`, above 0. Large values freeze the clients; there is no neutral value.
         log_cohort_mean: Whether to validate the plain mean of the cohort, too, as ``val/cohort_mean_<name>``; left out
-            for a module with metrics that accumulate (torchmetrics).
+            for a module with metrics that accumulate (torchmetrics), and where clients keep weights of their own.
         **kwargs: Arguments of the module behind the mixin.
 
     Example:
@@ -56,28 +55,29 @@ class FedDynMixin(DriftMixin):
 
     def drift_strength(self) -> float:
         r"""The client's :math:`\alpha_k`."""
-        return self.alpha / (self._training_client.share * self.num_training_clients)
+        return self.alpha / self.relative_weight
 
     def aggregate(self, uploads: Payload) -> None:
         r"""Renew :math:`h`, with one over the number of all clients, and set :math:`w = \bar\theta - h / \alpha`."""
-        mean: Weights = uploads["weights"]
-        old, share = self.server_state.drift, self.num_updates / self.num_training_clients
-        drift = {n: old[n] + share * (mean[n] - self.global_weights[n]) for n in self.shared_parameters()}
-        self.server_state.drift = {**old, **{n: d.to(old[n].dtype) for n, d in drift.items()}}
-        self.server_state.cohort_mean = {n: m.to(self.global_weights[n].dtype) for n, m in mean.items()}
-        super().aggregate({**uploads, "weights": {**mean, **{n: mean[n] + d for n, d in drift.items()}}})
+        kinds = self.global_weights
+        self.server_state.cohort_mean = {n: m.to(kinds[n].dtype) for n, m in whole_model(uploads).items()}
+        super().aggregate({**uploads, "weights": self.with_mean_drift(uploads["weights"])})
 
     def validation_step(self, *args: Any) -> Any:
         """Validate the global weights, then the mean of the cohort."""
         output = super().validation_step(*args)
         mean = self.server_state.cohort_mean
-        if self.log_cohort_mean and mean and not any(isinstance(m, Metric) for m in self.modules()):
+        if self.log_cohort_mean and mean and not self.has_personal_weights and not self._accumulates:
             self.load_weights(mean)
             self._log_prefix = "cohort_mean_"
             super().validation_step(*args)
             self._log_prefix = ""
             self.load_global_weights()
         return output
+
+    @property
+    def _accumulates(self) -> bool:
+        return any(isinstance(m, Metric) for m in self.modules())
 
     def log(self, name: str, value: Any, *args: Any, **kwargs: Any) -> None:
         """Tell apart what belongs to the mean of the cohort."""

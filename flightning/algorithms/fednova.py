@@ -13,8 +13,8 @@ import torch
 
 from flightning.algorithms.fedprox import FedProxMixin
 from flightning.algorithms.local_optimizer import LocalOptimizer
+from flightning.algorithms.server_step import check_decay
 from flightning.classifier import Classifier
-from flightning.errors import ConfigurationError
 from flightning.functional.aggregation import Payload
 
 __all__ = ["FedNova", "FedNovaMixin"]
@@ -44,9 +44,7 @@ class FedNovaMixin(FedProxMixin):
 
     def __init__(self, mu: float = 0.0, gamma: float = 0.0, **kwargs: Any) -> None:
         super().__init__(mu=mu, **kwargs)
-        if not 0 <= gamma < 1:
-            raise ConfigurationError(f"`gamma={gamma}` must lie in [0, 1): use 0 for no server momentum.")
-        self.gamma = gamma
+        self.gamma = check_decay("gamma", gamma, "for no server momentum")
         self.add_server_state("momentum", self.zeros_like_parameters)
 
     def on_round_start(self) -> None:

@@ -73,7 +73,7 @@ class FedPDMixin(DriftMixin):
 
     def drift_strength(self) -> float:
         r"""The client's :math:`1/\eta_k`."""
-        return 1 / (self.eta * self._training_client.share * self.num_training_clients)
+        return 1 / (self.eta * self.relative_weight)
 
     def drift_start(self) -> Weights:
         """What was received, or the client's own point, which is then in the module."""

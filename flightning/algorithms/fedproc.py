@@ -82,7 +82,7 @@ class FedProcMixin(FederatedMixin):
         upload = super().on_client_end()
         if not self._share(self.round_index + 1):  # nobody will need them
             return upload
-        normalised = ((normalize(features, dim=1), targets) for features, targets in self.client_features())
+        normalised = ((normalize(features.float(), dim=1), targets) for features, targets in self.client_features())
         sums, counts = class_sums(normalised, self.federated_data.num_classes)
         return {**upload, "feature_sums": sums.float(), "feature_counts": counts.float()}
 

@@ -13,6 +13,7 @@ from torch import Tensor
 from flightning.algorithms.base import FederatedMixin
 from flightning.classifier import Classifier
 from flightning.errors import ConfigurationError
+from flightning.functional.aggregation import Payload
 from flightning.functional.distance import squared_distance
 
 __all__ = ["FedProx", "FedProxMixin"]
@@ -20,6 +21,8 @@ __all__ = ["FedProx", "FedProxMixin"]
 
 class FedProxMixin(FederatedMixin):
     r"""Add :math:`\frac{\mu}{2}\lVert w - w^t \rVert^2` to the client loss.
+
+    Being part of the loss, the pull is clipped with it. Weights that stay with the client are not pulled.
 
     Args:
         mu: Proximal strength, the paper's :math:`\mu`, at least 0. ``0`` is FedAvg. Explicit SGD with rate
@@ -39,13 +42,17 @@ class FedProxMixin(FederatedMixin):
             raise ConfigurationError(f"`mu={mu}` must be at least 0: use 0 for plain FedAvg.")
         self.mu = mu
 
+    def on_client_start(self, download: Payload) -> None:
+        """Take the received weights as anchors."""
+        super().on_client_start(download)
+        shared = self.shared_parameters()
+        self._pulled = list(shared.values()), [self.global_weights[name] for name in shared]
+
     def regularization(self, batch: Any) -> dict[str, Tensor]:
         """Eq. 2 without the data term."""
         terms = super().regularization(batch)
         if self.mu:
-            weights = self.trainable()
-            anchors = [self.global_weights[name] for name in weights]
-            terms["prox"] = 0.5 * self.mu * squared_distance(list(weights.values()), anchors)
+            terms["prox"] = 0.5 * self.mu * squared_distance(*self._pulled)
         return terms
 
 

@@ -28,7 +28,8 @@ class IDAMixin(FederatedMixin):
     Args:
         by_samples: Whether :math:`a_k` is also multiplied by the number of samples.
         intrac: Whether :math:`a_k` is also multiplied by :math:`1 / \max(\mathrm{acc}_k, 1/m)`: clients that already
-            fit their data weigh less. Their training accuracy is one more number up.
+            fit their data weigh less. Their training accuracy is one more number up; it is that of the last `Linear`,
+            which has to give the logits.
         cap: Largest ratio between the distances of two clients that still counts, at least 1, so that a client equal
             to the mean does not take everything. ``1`` gives uniform weights.
         **kwargs: Arguments of the module behind the mixin.
@@ -80,7 +81,9 @@ class IDAMixin(FederatedMixin):
         correct, count = 0.0, 0
         head = self.get_submodule(self.feature_layer)
         for features, targets in self.client_features():
-            correct += float((head(features).argmax(-1) == targets).sum())
+            with self.trainer.precision_plugin.forward_context():
+                logits = head(features)
+            correct += float((logits.argmax(-1) == targets).sum())
             count += len(targets)
         return torch.tensor(correct / max(count, 1), device=self.device)
 

@@ -88,8 +88,8 @@ class LocalOptimizer:
 
     @property
     def is_heavy_ball(self) -> bool:
-        """Whether it is SGD, with or without momentum, but not Nesterov's."""
-        return type(self.optimizer) is SGD and not any(s["nesterov"] for s in self.settings)
+        """Whether it is SGD downhill, with or without momentum, but not Nesterov's."""
+        return type(self.optimizer) is SGD and not any(s["nesterov"] or s["maximize"] for s in self.settings)
 
     def travels(self, step_sizes: Sequence[float], mu: float = 0.0, plain: bool = False) -> list[float]:
         """Length that each parameter group moves under a constant gradient of 1.

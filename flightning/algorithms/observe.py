@@ -7,15 +7,17 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+from lightning_utilities.core.apply_func import apply_to_collection
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.dropout import _DropoutNd
 from torch.utils.hooks import RemovableHandle
+from torchmetrics import Metric
 
 from flightning.errors import ConfigurationError
 from flightning.functional.layers import truncated_forward, truncated_input
 
-__all__ = ["LayerTaps", "evaluating", "frozen_forward", "without_noise"]
+__all__ = ["LayerTaps", "evaluating", "frozen_forward", "metrics_kept", "without_noise"]
 
 
 def _version(output: Any) -> int:
@@ -35,7 +37,8 @@ class LayerTaps:
         self._handles: dict[str, RemovableHandle] = {}
         self._seen: dict[str, tuple[tuple[Any, ...], dict[str, Any], Any]] = {}
         self._versions: dict[str, int] = {}
-        self._open = False
+        self._calls: dict[str, int] = {}
+        self._open = self._learns = False
 
     def watch(self, name: str) -> None:
         """Watch the layer of this name (``""`` is the module itself)."""
@@ -44,10 +47,14 @@ class LayerTaps:
 
         def keep(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
             if self._open:
+                counts = torch.is_grad_enabled() or not self._learns
+                if name in self._seen and not counts:
+                    return  # a second pass for a metric; gradients flow through the first
                 if isinstance(output, tuple | list):  # an `nn.LSTM` also returns its state
                     output = output[0]
                 self._seen[name] = args, kwargs, output
                 self._versions[name] = _version(output)
+                self._calls[name] = self._calls.get(name, 0) + counts
 
         layer = self._module.get_submodule(name)
         self._handles[name] = layer.register_forward_hook(keep, with_kwargs=True)
@@ -55,12 +62,13 @@ class LayerTaps:
     @contextmanager
     def listening(self) -> Iterator[None]:
         """Keep what passes inside this block; forget it at its end, so that no graph outlives its step."""
-        self._open = True
+        self._open, self._learns = True, torch.is_grad_enabled()
         try:
             yield
         finally:
             self._open = False
             self._seen.clear()
+            self._calls.clear()
 
     @contextmanager
     def paused(self) -> Iterator[None]:
@@ -98,6 +106,15 @@ class LayerTaps:
                 "set `inplace=False` there, or name the layer that overwrites it."
             )
         return value
+
+    def check_called_once(self, name: str, root: str) -> None:
+        """Refuse a layer that a pass of the root calls again: such a pass has several outputs of that layer."""
+        calls, passes = self._calls.get(name, 0), self._calls.get(root, 0)
+        if calls > passes:
+            raise ConfigurationError(
+                f"layer `{name}` was called {calls} times in {passes} forward passes, so it is not clear which of its "
+                "outputs to compare: give each place in the network a layer of its own, or name another layer."
+            )
 
     def _find(self, name: str) -> tuple[tuple[Any, ...], dict[str, Any], Any]:
         if name not in self._seen:
@@ -140,6 +157,22 @@ def evaluating(module: nn.Module) -> Iterator[None]:
     finally:
         for part, mode in modes:
             part.training = mode
+
+
+@contextmanager
+def metrics_kept(module: nn.Module) -> Iterator[None]:
+    """Let metrics (torchmetrics) forget what they see inside this block."""
+    kept = [
+        # states are copied, because a metric adds to them in place
+        (m, {**vars(m), **apply_to_collection(m.metric_state, Tensor, lambda t: t.detach().clone())})
+        for m in module.modules()
+        if isinstance(m, Metric)
+    ]
+    try:
+        yield
+    finally:
+        for metric, attributes in kept:
+            vars(metric).update(attributes)
 
 
 @torch.no_grad()

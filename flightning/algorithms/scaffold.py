@@ -74,7 +74,7 @@ class SCAFFOLDMixin(FederatedMixin):
         if self.option == "II" and not local.is_heavy_ball:
             warnings.warn(
                 f"`option='II'` cannot read a gradient from the steps of `{local.name}`, so `option='I'` is used, with "
-                "one more pass over the data of a client: set it, or use SGD without Nesterov momentum.",
+                "one more pass over the data of a client: set it, or use SGD without `nesterov` and `maximize`.",
                 stacklevel=2,
             )
             self.option = "I"
@@ -117,7 +117,9 @@ class SCAFFOLDMixin(FederatedMixin):
     def _renewed(self) -> Weights:
         """Line 12: the new :math:`c_k`, where a local step was taken."""
         sizes = self._training_client.step_sizes
-        if self.option == "I" or not sizes:
+        if not sizes:
+            return {}
+        if self.option == "I":
             return self._gradient
         plain = self.placement == "outside" or self.denominator == "K"
         seen = self._local.mean_gradient(self.global_weights, self._live, self._local.travels(sizes, plain=plain))

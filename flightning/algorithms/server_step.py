@@ -12,7 +12,7 @@ from flightning.algorithms.base import FederatedMixin, Weights
 from flightning.errors import ConfigurationError
 from flightning.functional.aggregation import Payload
 
-__all__ = ["AdaptiveServerMixin", "ServerStepMixin"]
+__all__ = ["AdaptiveServerMixin", "ServerStepMixin", "check_decay"]
 
 
 class ServerStepMixin(FederatedMixin):
@@ -52,7 +52,7 @@ class AdaptiveServerMixin(ServerStepMixin):
         super().__init__(**kwargs)
         for name, value in (("server_lr", server_lr), ("tau", tau)):
             if value <= 0:
-                raise ConfigurationError(f"`{name}={value}` must be above 0.")
+                raise ConfigurationError(f"`{name}={value}` must be above 0: leave it out for its default.")
         self.server_lr, self.beta1, self.tau = server_lr, check_decay("beta1", beta1), tau
         self.add_server_state("momentum", self.zeros_like_parameters)
         self.add_server_state("variance", self._first_variance)
@@ -74,8 +74,8 @@ class AdaptiveServerMixin(ServerStepMixin):
         return {n: self.server_lr * m[n] / (v[n].sqrt() + self.tau) for n in update}
 
 
-def check_decay(name: str, value: float) -> float:
-    """Refuse a decay that is not in [0, 1)."""
+def check_decay(name: str, value: float, neutral: str = "to forget at once") -> float:
+    """Refuse a decay that is not in [0, 1); ``neutral`` says what 0 is for."""
     if not 0 <= value < 1:
-        raise ConfigurationError(f"`{name}={value}` must lie in [0, 1): use 0 to forget at once.")
+        raise ConfigurationError(f"`{name}={value}` must lie in [0, 1): use 0 {neutral}.")
     return value

@@ -57,9 +57,12 @@ class SiloBNMixin(FederatedMixin):
             layer.reset_running_stats()
             layer.momentum = None  # a plain mean over the batches
             layer.train()
-        for batch in self.federated_data.client_batches(client):
-            inputs, _ = self.split_batch(self.trainer.strategy.batch_to_device(batch))
-            self.forward_root(inputs)
+        for index, batch in enumerate(self._batches_of(client)):
+            inputs, targets = self.split_batch(batch)
+            if index and len(targets) == 1:  # a last batch of one has no variance
+                continue
+            with self.trainer.precision_plugin.forward_context():
+                self.forward_root(inputs)
         for layer, momentum in zip(layers, momenta, strict=True):
             layer.momentum = momentum
             layer.eval()

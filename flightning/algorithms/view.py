@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from flightning.algorithms.client import Client, Weights, at_least_float32
 from flightning.algorithms.evaluation import PersonalEvaluation
-from flightning.algorithms.observe import frozen_forward, without_noise
+from flightning.algorithms.observe import frozen_forward, metrics_kept, without_noise
 from flightning.algorithms.state import State
 from flightning.errors import ConfigurationError
 from flightning.functional.layers import last_linear
@@ -27,6 +27,7 @@ class FederatedView(PersonalEvaluation):
     _held_buffers: dict[str, tuple[dict[str, Tensor | None], str]] | None = None
     _persistent: set[str]
     _has_buffers: bool
+    _initial_buffers: Weights
     _feature_layer: str | None
 
     if TYPE_CHECKING:  # defined by the federated mixin
@@ -111,8 +112,10 @@ class FederatedView(PersonalEvaluation):
     ) -> Tensor:
         prefix = self.forward_root_prefix
         args, kwargs = self._taps.call(prefix.rstrip("."))
-        # what the client keeps of the model belongs to what it has received
-        weights = weights or {**self.global_weights, **self.client_state.weights}
+        if layer := until or before:
+            self._taps.check_called_once(layer, prefix.rstrip("."))
+        # what it has received, with what it keeps of the model
+        weights = weights or {**self.global_weights, **self._initial_buffers, **self.client_state.weights}
         named = {n[len(prefix) :]: w for n, w in weights.items() if n.startswith(prefix)}
         until, before = (name[len(prefix) :] if name else None for name in (until, before))
         with self._taps.paused():
@@ -160,18 +163,21 @@ class FederatedView(PersonalEvaluation):
 
     def client_batches(self) -> Iterator[Any]:
         """All training batches of the current client on the module's device, in stored order, without augmentation."""
-        for batch in self.federated_data.client_batches(self._training_client.id):
+        return self._batches_of(self._training_client.id)
+
+    def _batches_of(self, client: int) -> Iterator[Any]:
+        for batch in self.federated_data.client_batches(client):
             yield self.trainer.strategy.batch_to_device(self.trainer.precision_plugin.convert_input(batch))
 
     def task_losses(self) -> Iterator[tuple[Tensor, int]]:
         """Task loss of each batch of `client_batches` at the live weights, with its number of samples.
 
-        BatchNorm uses its running statistics and dropout is off; nothing is logged. Gradients are recorded unless the
-        caller switches them off.
+        BatchNorm uses its running statistics, dropout is off, nothing is logged, metrics stay as they are. Gradients
+        are recorded unless the caller switches them off.
         """
         for index, batch in enumerate(self.client_batches()):
             precision = self.trainer.precision_plugin.forward_context()
-            with self.silence(), without_noise(self), self._taps.listening(), precision:
+            with self.silence(), without_noise(self), metrics_kept(self), self._taps.listening(), precision:
                 output = self._call_user_step("training_step", super().training_step, (batch, index))
                 loss = self.task_loss(output["loss"] if isinstance(output, Mapping) else output, batch)
             yield loss, extract_batch_size(batch)

@@ -55,6 +55,7 @@ def mean_map(batches: Iterable[tuple[Tensor, Tensor]], clip: float | None = None
         >>> mean_map([batch]), mean_map([batch], clip=1.0)
         (tensor([2., 2.]), tensor([0.8000, 0.4000]))
     """
-    bounded = ((z if clip is None else z * (clip / z.norm(dim=1, keepdim=True)).clamp(max=1.0), y) for z, y in batches)
+    doubled = ((z.double(), y) for z, y in batches)  # norms of half precision are coarse
+    bounded = ((z if clip is None else z * (clip / z.norm(dim=1, keepdim=True)).clamp(max=1.0), y) for z, y in doubled)
     sums, counts = class_sums(((z, torch.zeros_like(y)) for z, y in bounded), 1)
     return (sums[0] / counts).float()

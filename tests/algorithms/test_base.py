@@ -1,10 +1,13 @@
 """What the contract promises to an algorithm, and what it refuses."""
 
+import copy
+
 import lightning.pytorch as pl
 import pytest
 import torch
 from lightning.pytorch.demos.boring_classes import BoringModel
 from torch import nn
+from torchmetrics.aggregation import MeanMetric
 
 from flightning.algorithms import FedAvg, FedAvgMixin, FederatedMixin, FedProxMixin
 from flightning.algorithms.composition import ATTRIBUTES
@@ -287,6 +290,46 @@ def test_task_losses_leave_no_trace():
             assert self.training
 
     run(Measuring, 1, net=BatchNormNet)
+
+
+def test_task_losses_leave_metrics_of_the_module_alone():
+    class Metered(Classifier):
+        def __init__(self, **kwargs):
+            super().__init__(**kwargs)
+            self.own_metric = MeanMetric()
+
+        def training_step(self, batch, batch_idx):
+            loss = super().training_step(batch, batch_idx)
+            self.own_metric.update(loss.detach())
+            return loss
+
+    class Measuring(FedAvgMixin, Metered):
+        def on_client_start(self, download):
+            super().on_client_start(download)
+            before = self.own_metric.update_count
+            for _ in self.task_losses():
+                pass
+            assert self.own_metric.update_count == before
+
+    module, _ = run(Measuring, 1, federation=Federation(local_steps=1))
+    assert module.own_metric.update_count == 3
+
+
+def test_a_frozen_pass_has_the_statistics_that_were_received():
+    # `buffers: reset` sends none: client and teacher begin with mean 0 and variance 1
+    class Teaching(FedAvg):
+        def on_federation_start(self):
+            super().on_federation_start()
+            self.watch_layers("net")
+
+        def regularization(self, batch):
+            if self.client.steps == 0:
+                fresh = copy.deepcopy(self.net).eval()
+                fresh.fc1[1].reset_running_stats()
+                torch.testing.assert_close(self.frozen_forward(), fresh(batch[0]).detach())
+            return super().regularization(batch)
+
+    run(Teaching, 2, net=BatchNormNet, federation=Federation(buffers="reset"))
 
 
 def test_features_are_the_input_of_the_last_linear():

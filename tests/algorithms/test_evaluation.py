@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch import nn
 
-from flightning.algorithms import FD, FedAvg, FedAvgMixin, FedProto
+from flightning.algorithms import FD, SOLO, FedAvg, FedAvgMixin, FedProto
 from flightning.callbacks import Federation
 from flightning.datamodules import FederatedDataModule
 from tests.classification import RoundMemory, make_data, make_module, run, weights_of
@@ -115,3 +115,13 @@ def test_methods_that_look_at_layers_are_tested_after_a_fit(cls):
     trainer = make_trainer(1, Federation(), logger=False, enable_checkpointing=False)
     [metrics] = trainer.test(module, datamodule=make_data(), verbose=False)
     assert 0 <= metrics["test/accuracy"] <= 1
+
+
+def test_clients_without_samples_are_left_out():
+    # the mean and deviation of two clients are those of the same two and a third that owns nothing
+    logged = []
+    for classes, sizes in ((((0, 1), (1, 2)), [6, 6]), (((0, 1), (), (1, 2)), [6, 0, 6])):
+        data = make_data(classes=classes, per_class=sizes, batch_size=12, shuffle=False)
+        logged.append(run(SOLO, 1, data)[1][0])
+    assert logged[1]["val/accuracy_std"] == pytest.approx(logged[0]["val/accuracy_std"])
+    assert logged[1]["val/loss"] == pytest.approx(logged[0]["val/loss"])

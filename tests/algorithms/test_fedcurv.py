@@ -2,9 +2,10 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from flightning.algorithms import FedAvg
-from flightning.algorithms.fedcurv import FedCurv
+from flightning.algorithms import FedAvg, FedBNMixin, RFedAvgPlusMixin
+from flightning.algorithms.fedcurv import FedCurv, FedCurvMixin
 from flightning.callbacks import Federation
+from flightning.classifier import Classifier
 from flightning.errors import ConfigurationError
 from tests.classification import BatchNormNet, assert_resumes, assert_same, make_data, make_module, run
 
@@ -68,8 +69,9 @@ def test_gradient_of_the_second_round_matches_the_formula():
 def test_server_holds_the_sum_of_last_contributions_under_partial_participation():
     module, _ = run(FedCurv, 4, federation=Federation(participation=1), lam=0.1)
     states = [module.client_states.load(k, torch.device("cpu")) for k in module.client_states]
-    for n, total in module.server_state.fisher.items():
-        torch.testing.assert_close(total, sum(s["fisher"][n] for s in states))
+    for kind in ("fisher", "fisher_weights"):
+        for n, total in module.server_state.values[kind].items():
+            torch.testing.assert_close(total, sum(s[kind][n] for s in states))
 
 
 def test_extra_bytes_are_two_models_each_way():
@@ -87,6 +89,30 @@ def test_state_does_not_alias_live_weights():
     module, _ = run(FedCurv, 2)
     live = {p.data_ptr() for p in module.parameters()}
     assert not live & {t.data_ptr() for t in module.server_state.fisher_weights.values()}
+
+
+def test_lambda_zero_sends_nothing():
+    module, rounds = run(FedCurv, 2, lam=0.0)
+    assert {r[f"round/extra_bytes_{way}"] for r in rounds for way in ("up", "down")} == {0}
+    assert not any(u.any() for u in module.server_state.fisher.values())
+
+
+def test_weights_that_stay_with_the_client_have_no_curvature():
+    class Both(FedCurvMixin, FedBNMixin, Classifier): ...
+
+    module, rounds = run(Both, 2, net=BatchNormNet, lam=0.1)
+    shared = sum(p.numel() for n, p in module.named_parameters() if module.is_shared(n))
+    assert rounds[1]["round/extra_bytes_up"] == rounds[1]["round/extra_bytes_down"] == 3 * 2 * 4 * shared
+    assert {n for n, u in module.server_state.fisher.items() if u.any()} <= {
+        n for n, _ in module.named_parameters() if module.is_shared(n)
+    }
+
+
+def test_composes_with_a_second_exchange():
+    class Both(FedCurvMixin, RFedAvgPlusMixin, Classifier): ...
+
+    _, rounds = run(Both, 2, lam=0.1, lambda_=0.1)
+    assert {"round/curvature", "round/mmd"} <= set(rounds[1])
 
 
 def test_resume(tmp_path):

@@ -6,7 +6,7 @@ from flightning.algorithms import FedDyn, FedDynMixin
 from flightning.callbacks import Federation
 from flightning.datamodules.synthetic import Quadratic
 from flightning.errors import ConfigurationError
-from tests.classification import BatchNormNet, assert_resumes, make_module, run
+from tests.classification import BatchNormNet, assert_resumes, make_data, make_module, run
 from tests.problems import QuadraticModule, fit, fit_quadratic
 
 H, B, ETA = (1.0, 3.0, 10.0), (-1.0, 0.5, 2.0), 0.02
@@ -139,6 +139,22 @@ def test_mean_of_the_cohort_is_left_out_on_demand_or_where_metrics_accumulate():
     module.metric = torchmetrics.MeanMetric()
     _, rounds = run(module, 1)
     assert "val/cohort_mean_accuracy" not in rounds[0]
+
+
+def test_mean_of_the_cohort_is_what_is_evaluated_beside_the_global_weights():
+    data = make_data()
+    module, rounds = run(FedDyn, 2, data)
+    module.load_weights(module.server_state.cohort_mean)
+    logits = module(data.test_source.inputs)
+    loss = torch.nn.functional.cross_entropy(logits, data.test_source.targets).item()
+    assert rounds[1]["val/cohort_mean_loss"] == pytest.approx(loss, rel=1e-5)
+    assert rounds[1]["val/loss"] != pytest.approx(loss, rel=1e-5)
+
+
+def test_mean_of_the_cohort_is_left_out_where_clients_keep_weights():
+    _, rounds = run(FedDyn, 1, net=BatchNormNet, federation=Federation(buffers="local"))
+    assert "val/accuracy_std" in rounds[0]
+    assert not any("cohort_mean" in name for name in rounds[0])
 
 
 def test_validating_the_cohort_leaves_the_global_weights_in_the_module():

@@ -79,6 +79,49 @@ def test_batch_norm_statistics_stay_with_a_silent_client():
     assert all(torch.isfinite(w).all() for w in module.state_dict().values())
 
 
+class Silent(FedPD):
+    def _communicated(self, round_index):
+        return round_index < 0
+
+
+def test_weights_of_its_own_do_not_crowd_out_a_silent_clients_point():
+    federation = Federation(local_epochs=2, buffers="local")
+    module, _ = run(Silent, 2, net=BatchNormNet, federation=federation, p=0.5)
+    kept = [s["weights"] for s in module.client_states.state_dict().values()]
+    assert all({"net.head.weight", "net.fc1.1.running_var"} <= set(k) for k in kept)
+    assert not torch.equal(kept[0]["net.head.weight"], kept[1]["net.head.weight"])
+
+
+def test_a_silent_client_is_validated_with_the_global_weights_and_its_own_statistics():
+    federation = Federation(local_epochs=2, buffers="local")
+    module, _ = run(Silent, 1, net=BatchNormNet, federation=federation, p=0.5)
+    assert {n for n in module.personal_weights(0) if "running" not in n and "num_batches" not in n} == set()
+
+
+def test_client_whose_update_was_left_out_begins_at_what_it_received():
+    # round 0 is silent, so client 0 keeps its own point; its upload of round 1 is broken, so it still has it in round 2
+    class Broken(FedPD):
+        def _communicated(self, round_index):
+            return round_index != 0
+
+        def on_client_start(self, download):
+            super().on_client_start(download)
+            starts[self.round_index, self.client.id] = torch.equal(
+                self.net.head.bias, self.global_weights["net.head.bias"]
+            )
+
+        def on_client_end(self):
+            upload = super().on_client_end()
+            if (self.round_index, self.client.id) == (1, 0):
+                upload["weights"]["net.head.bias"] = torch.full((3,), torch.nan)
+            return upload
+
+    starts = {}
+    run(Broken, 3, p=0.5)
+    assert not starts[1, 0]
+    assert starts[2, 0]
+
+
 def test_fast_dev_run_is_no_partial_participation():
     trainer = make_trainer(1, fast_dev_run=True)
     trainer.fit(make_module(FedPD), datamodule=make_data())

@@ -60,6 +60,22 @@ def test_second_round_pulls_features_to_the_prototypes():
         torch.testing.assert_close(module.personal_weights(1)[name], expected)
 
 
+def test_term_is_the_mean_over_all_samples_of_the_batch():
+    # a sample whose class has no prototype adds 0 and counts
+    class Checked(FedProto):
+        def regularization(self, batch):
+            terms = super().regularization(batch)
+            squares = (self.penultimate - prototype).square() * (batch[1] == 0)[:, None]
+            torch.testing.assert_close(terms["prototype"], 0.7 * squares.mean())
+            return terms
+
+    prototype = torch.randn(5, generator=torch.Generator().manual_seed(0))
+    module = make_module(Checked, lam=0.7)
+    module.server_state.prototypes = {"0": prototype}
+    _, rounds = run(module, 1)
+    assert rounds[0]["round/prototype"] > 0
+
+
 def test_class_that_nobody_sends_keeps_its_prototype():
     module = make_module(FedProto)
     module.server_state.prototypes = {"0": torch.ones(5), "1": torch.zeros(5)}

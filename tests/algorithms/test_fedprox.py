@@ -1,7 +1,9 @@
 import pytest
 
-from flightning.algorithms import FedAvgMixin, FedProxMixin
+from flightning.algorithms import FedAvgMixin, FedBNMixin, FedProxMixin
+from flightning.classifier import Classifier
 from flightning.errors import ConfigurationError
+from tests.classification import BatchNormNet, run
 from tests.problems import QuadraticModule, fit_quadratic
 
 
@@ -34,3 +36,17 @@ def test_negative_mu_is_refused():
     cls = type("Prox", (FedProxMixin, QuadraticModule), {})
     with pytest.raises(ConfigurationError, match=r"`mu=-1` must be at least 0: use 0 for plain FedAvg"):
         cls(mu=-1)
+
+
+def test_weights_that_stay_with_the_client_are_not_pulled():
+    # at the first step of a round all weights that travel are those that were received
+    class Recording(FedProxMixin, FedBNMixin, Classifier):
+        def regularization(self, batch):
+            terms = super().regularization(batch)
+            if self.client.steps == 0:
+                first.append(terms["prox"].item())
+            return terms
+
+    first = []
+    run(Recording, 2, net=BatchNormNet, mu=1.0)
+    assert first == [0.0] * 6

@@ -8,7 +8,7 @@ from flightning.callbacks import Federation
 from flightning.datamodules.synthetic import Quadratic
 from flightning.errors import ConfigurationError
 from flightning.functional.layers import block_names
-from flightning.nets import LogisticRegression, McMahanCNN, SimpleCNN
+from flightning.nets import LogisticRegression, McMahanCNN, Net, SimpleCNN
 from tests.classification import BatchNormNet, assert_resumes, assert_same, make_data, make_module, run, small_net
 from tests.problems import fit
 
@@ -251,3 +251,17 @@ def test_unknown_block_is_refused():
 def test_refusals(options, message):
     with pytest.raises(ConfigurationError, match=message):
         make_module(FedRL, **options)
+
+
+def test_a_layer_that_a_pass_calls_twice_is_refused():
+    class Repeating(Net):
+        def __init__(self, input_shape, num_classes):
+            super().__init__(input_shape, num_classes)
+            self.fc1 = nn.Linear(input_shape[0], input_shape[0])
+            self.head = nn.Linear(input_shape[0], num_classes)
+
+        def forward(self, inputs):
+            return self.head(torch.relu(self.fc1(torch.relu(self.fc1(inputs)))))
+
+    with pytest.raises(ConfigurationError, match=r"layer `net.fc1` was called 2 times in 1 forward passes"):
+        run(FedRL, 1, net=Repeating)

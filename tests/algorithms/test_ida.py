@@ -6,7 +6,7 @@ from flightning.callbacks import Federation
 from flightning.datamodules.synthetic import Quadratic
 from flightning.errors import ConfigurationError
 from tests.classification import BatchNormNet, assert_same, make_data, make_module, run
-from tests.problems import fit_quadratic
+from tests.problems import QuadraticModule, fit, fit_quadratic
 
 
 def one_step(**kwargs):
@@ -82,6 +82,37 @@ def test_intrac_rule_in_closed_form():
     # both lie at the same distance from the mean; 0.2 is raised to 1/2: weights 2 and 1
     module.aggregate({"weights": models, "train_accuracy": accuracies})
     assert module.global_weights["net.head.bias"].tolist() == pytest.approx([1 / 3] * 3)
+
+
+def test_distances_are_sums_of_absolute_differences():
+    # mean (5, 1, 1, 1) / 3; distances 8/3, 10/3, 8/3, so weights 15 : 12 : 15 (Euclidean ones would be others)
+    module = type("IDAQuadratic", (IDAMixin, QuadraticModule), {})()
+    module.w = torch.nn.Parameter(torch.zeros(4, dtype=torch.float64))
+    module.start_federation(3, "average")
+    module.cohort_weights = dict.fromkeys(range(3), 1.0)
+    models = ((0, 0, 0, 0), (4, 0, 0, 0), (1, 1, 1, 1))
+    module.aggregate({"weights": {k: {"w": torch.tensor(m, dtype=torch.float64)} for k, m in enumerate(models)}})
+    assert module.global_weights["w"].tolist() == pytest.approx([1.5, 5 / 14, 5 / 14, 5 / 14])
+
+
+def test_training_accuracy_is_counted_by_hand():
+    class Telling(IDA):
+        def on_client_end(self):
+            upload = super().on_client_end()
+            hits = torch.cat([self(x).argmax(1) == y for x, y in self.client_batches()])
+            told[self.client.id] = upload["train_accuracy"].item(), hits.float().mean().item()
+            return upload
+
+    told = {}
+    run(Telling, 2, make_data(per_class=[3, 6, 9]), intrac=True)
+    assert [sent for sent, _ in told.values()] == pytest.approx([counted for _, counted in told.values()])
+    assert any(counted > 0.5 for _, counted in told.values())
+
+
+def test_intrac_runs_in_mixed_precision():
+    module = make_module(IDA, intrac=True)
+    fit(module, make_data(), 1, precision="bf16-mixed")
+    assert torch.isfinite(module.net.head.weight).all()
 
 
 def test_no_extra_bytes_without_intrac():

@@ -1,8 +1,10 @@
 import pytest
 import torch
 from torch import nn
+from torchmetrics import MetricCollection
+from torchmetrics.aggregation import CatMetric, MeanMetric
 
-from flightning.algorithms.observe import LayerTaps, evaluating, frozen_forward, without_noise
+from flightning.algorithms.observe import LayerTaps, evaluating, frozen_forward, metrics_kept, without_noise
 from flightning.errors import ConfigurationError
 
 
@@ -159,3 +161,78 @@ def test_layers_that_were_already_in_evaluation_mode_stay_so():
     with without_noise(net):
         pass
     assert not net.norm.training
+
+
+def watching(net, *names):
+    taps = LayerTaps(net)
+    for name in names:
+        taps.watch(name)
+    return taps
+
+
+def test_a_second_pass_without_gradient_is_not_seen_while_a_step_learns():
+    net = Net()
+    taps = watching(net, "a")
+    with taps.listening():
+        net(X)
+        with torch.no_grad():
+            net(X + 1)
+        assert torch.equal(taps.input("a"), X)
+        assert taps.output("a").requires_grad
+
+
+def test_a_pass_without_gradient_before_the_learning_one_is_forgotten():
+    net = Net()
+    taps = watching(net, "a")
+    with taps.listening():
+        with torch.no_grad():
+            net(X + 1)
+        net(X)
+        assert torch.equal(taps.input("a"), X)
+
+
+def test_a_layer_that_never_learns_is_seen():
+    net = Net()
+    taps = watching(net, "a")
+    with taps.listening():
+        with torch.no_grad():
+            hidden = net.a(X)
+        net.b(hidden)
+        assert torch.equal(taps.output("a"), hidden)
+
+
+def test_the_last_pass_counts_in_evaluation():
+    net = Net()
+    taps = watching(net, "a")
+    with torch.no_grad(), taps.listening():
+        net(X)
+        net(X + 1)
+        assert torch.equal(taps.input("a"), X + 1)
+
+
+def test_a_layer_that_is_called_again_in_a_pass_is_refused():
+    net = Net()
+    taps = watching(net, "", "a")
+    with taps.listening():
+        with torch.no_grad():
+            net.a(X)  # counts as little as it is seen
+        net(X)
+        net(X)
+        taps.check_called_once("a", "")
+        net.a(X)
+        with pytest.raises(ConfigurationError, match="layer `a` was called 3 times in 2 forward passes"):
+            taps.check_called_once("a", "")
+
+
+def test_metrics_forget_what_they_see_in_the_block():
+    root = nn.Module()
+    root.mean, root.cat, root.pair = MeanMetric(), CatMetric(), MetricCollection({"x": MeanMetric(), "y": MeanMetric()})
+    for metric in (root.mean, root.cat, root.pair):
+        metric.update(torch.tensor(1.0))
+    with metrics_kept(root):
+        for metric in (root.mean, root.cat, root.pair):
+            metric.update(torch.tensor(5.0, requires_grad=True) * 2)
+    assert root.mean.compute() == 1.0
+    assert root.cat.compute().tolist() == 1.0
+    assert {name: value.item() for name, value in root.pair.compute().items()} == {"x": 1.0, "y": 1.0}
+    assert root.mean.update_count == 1

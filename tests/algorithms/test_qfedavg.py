@@ -42,6 +42,20 @@ def test_q_zero_is_uniform_fedavg_for_any_l(lipschitz):
     assert ours.w.item() == pytest.approx(theirs.w.item(), rel=1e-12)
 
 
+def test_clients_of_unequal_size_count_equally():
+    # also in the sum of h_k: the same clients with one sample each
+    module = fit_quadratic(QFedAvgMixin, 2, q=1.0, data=Quadratic(copies=[4, 1, 2]))
+    assert module.w.item() == pytest.approx(by_hand(2, 1.0), rel=1e-10)
+    assert module.w.item() == pytest.approx(0.4478758, abs=1e-7)
+
+
+def test_a_client_without_loss_is_no_division_by_zero():
+    # at -1 the first client has loss 0 and gradient 0; with q below 1 its h_k is 0 / 0
+    module = fit_quadratic(QFedAvgMixin, 1, q=0.5, module_kwargs={"start": -1.0})
+    assert module.w.item() == pytest.approx(by_hand(1, 0.5, w=-1.0), rel=1e-10)
+    assert module.w.item() == pytest.approx(-0.4487418507, abs=1e-9)
+
+
 def test_q_zero_is_uniform_fedavg_on_a_network_with_batch_norm():
     data = {"per_class": [4, 8, 16]}
     federation = Federation(local_epochs=1, weighting="uniform")

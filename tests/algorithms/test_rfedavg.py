@@ -114,6 +114,19 @@ class TestBoth:
     def test_clipping_bounds_the_map_and_scales_the_noise(self, cls):
         module, _ = run(cls, 2, lambda_=0.01, sigma=1e-9, C_0=0.25)
         assert max(m.norm().item() for m in module.server_state.maps.values()) <= 0.25 + 1e-6
+        wide = {"net": lambda *shape: small_net(*shape, hidden=(3000,)), "lambda_": 1e-12, "C_0": 0.25}
+        clean, noisy = (run(cls, 2, federation=Federation(local_steps=1), **wide, sigma=s)[0] for s in (1e-9, 6.0))
+        difference = noisy.server_state.maps[1] - clean.server_state.maps[1]
+        assert difference.std().item() == pytest.approx(6.0 * 0.25 / 4, rel=0.07)  # batches of 4
+
+    def test_noise_differs_between_rounds(self, cls):
+        class Still(cls):
+            def configure_optimizers(self):
+                return torch.optim.SGD(self.parameters(), lr=0.0)
+
+        quiet, noisy = ([run(Still, n, lambda_=0.01, sigma=s)[0].server_state.maps[0] for n in (2, 3)] for s in (0, 1))
+        assert torch.equal(*quiet)
+        assert not torch.allclose(*noisy, atol=1e-2)
 
     def test_clients_that_are_not_sampled_keep_their_map(self, cls):
         federation = {"local_steps": 1, "participation": 1}
@@ -165,6 +178,22 @@ def test_term_is_the_mean_of_squared_distances_to_the_others():
 
     maps = {k: torch.randn(5, generator=torch.Generator().manual_seed(k)) for k in range(3)}
     run(with_maps(Checked, maps, lambda_=0.5), 1)
+
+
+class Twice(Classifier):
+    """Looks at its training accuracy in a second pass."""
+
+    def training_step(self, batch, batch_idx):
+        loss = super().training_step(batch, batch_idx)
+        with torch.no_grad():
+            self.log("train/accuracy", (self(batch[0]).argmax(1) == batch[1]).float().mean())
+        return loss
+
+
+def test_a_second_pass_of_the_users_changes_nothing():
+    class Both(RFedAvgMixin, Twice): ...
+
+    assert_same(run(Both, 3, lambda_=0.5)[0], run(RFedAvg, 3, lambda_=0.5)[0])
 
 
 def test_bytes_are_one_map_up_and_the_table_down():

@@ -8,7 +8,7 @@ from flightning.algorithms.scaffold import SCAFFOLD, SCAFFOLDMixin
 from flightning.callbacks import Federation
 from flightning.datamodules.synthetic import Quadratic
 from flightning.errors import CompositionError, ConfigurationError
-from tests.classification import BatchNormNet, assert_resumes, assert_same, make_data, run
+from tests.classification import BatchNormNet, assert_resumes, assert_same, make_data, make_module, run
 from tests.problems import QuadraticModule, TwoGroups, fit, fit_quadratic
 
 H, B, ETA, OPTIMUM = (1, 3, 10), (-1, 0.5, 2), 0.02, 1.4642857142857142
@@ -120,6 +120,38 @@ def test_option_one_is_the_gradient_of_all_data_at_the_global_weights():
         assert state["control"]["w"].item() == pytest.approx(H[i] * (1.0 - B[i]) + 0.5, rel=1e-12)
 
 
+def test_option_one_is_the_mean_over_samples_also_of_unequal_batches():
+    # 12 samples in evaluation batches of 8 and 4
+    data = make_data(batch_size=12)
+    module, _ = run(SCAFFOLD, 1, data, Federation(local_steps=1), option="I")
+    start = make_module(FedAvg)  # the same initial weights
+    for client, part in enumerate(data.parts):
+        logits = start(data.train_source.inputs[part])
+        loss = torch.nn.functional.cross_entropy(logits, data.train_source.targets[part])
+        control = module.client_states.state_dict()[client]["control"]
+        names = [n for n, _ in start.named_parameters()]
+        for name, gradient in zip(names, torch.autograd.grad(loss, list(start.parameters())), strict=True):
+            torch.testing.assert_close(control[name], gradient)
+
+
+class Stuck(SCAFFOLDMixin):
+    """Takes no step that counts in the second round, as where a gradient scaler skips all of them."""
+
+    def on_client_end(self):
+        if self.round_index == 1:
+            self.client.step_sizes.clear()
+        return super().on_client_end()
+
+
+@pytest.mark.parametrize("option", ["I", "II"])
+def test_client_without_a_step_keeps_its_control(option):
+    first, second = (fit_quadratic(Stuck, n, option=option, module_kwargs={"start": 1.0}) for n in (1, 2))
+    assert first.w.item() != second.w.item()
+    for client, state in second.client_states.state_dict().items():
+        assert state["control"]["w"].item() == first.client_states.state_dict()[client]["control"]["w"].item()
+    assert second.server_state.control["w"].item() == first.server_state.control["w"].item()
+
+
 @pytest.mark.parametrize("option", ["I", "II"])
 def test_weight_decay_is_part_of_the_objective(option):
     # optimum of the mean of h/2 (w - b)^2 + wd/2 w^2
@@ -200,6 +232,27 @@ def test_parameter_groups_have_their_own_divisor():
     assert (module.w.item(), module.v.item()) == pytest.approx((OPTIMUM, OPTIMUM), abs=1e-5)
 
 
+def test_parameter_groups_are_corrected_outside_with_their_own_rate():
+    def outside(eta, rho, rounds=4, k=5):
+        x, c, own = 0.0, 0.0, [0.0] * 3
+        for _ in range(rounds):
+            ends, new = [], []
+            for i in range(3):
+                y, buffer = x, 0.0
+                for _ in range(k):
+                    buffer = rho * buffer + H[i] * (y - B[i])
+                    y -= eta * buffer + eta * (c - own[i])
+                ends.append(y)
+                new.append(own[i] - c + (x - y) / (k * eta))
+            x, c, own = sum(ends) / 3, c + sum(n - o for n, o in zip(new, own, strict=True)) / 3, new
+        return x
+
+    module = type("G", (SCAFFOLDMixin, TwoGroups), {})(placement="outside")
+    fit(module, Quadratic(), 4, Federation(local_steps=5))
+    assert [module.w.item(), module.v.item()] == pytest.approx([outside(0.02, 0.0), outside(0.01, 0.9)], rel=1e-10)
+    assert [module.w.item(), module.v.item()] == pytest.approx([1.2466198672, 1.4843262067], abs=1e-9)
+
+
 def test_gradient_is_clipped_before_the_correction():
     # one client step of size eta per round, |gradient| clipped to 0.1: c_k = clipped gradient, c their mean; in round 2
     # client i moves by -eta (clipped - c_k + c) = -eta c as long as the clipped gradients stay, here -0.1, -0.1, 0.1
@@ -224,6 +277,14 @@ def test_nesterov_and_adam_use_option_one(base, kwargs):
 def test_server_lr_scales_the_step():
     whole, half = (fit_quadratic(SCAFFOLDMixin, 1, server_lr=lr).w.item() for lr in (1.0, 0.5))
     assert half == pytest.approx(whole / 2, rel=1e-12)
+
+
+def test_server_lr_steps_from_the_weights_of_the_round():
+    # from 1: half of the way to FedAvg's mean
+    mean = sum(b + (1 - ETA * h) ** 5 * (1 - b) for h, b in zip(H, B, strict=True)) / 3
+    module = fit_quadratic(SCAFFOLDMixin, 1, server_lr=0.5, module_kwargs={"start": 1.0})
+    assert module.w.item() == pytest.approx(1 + 0.5 * (mean - 1), rel=1e-12)
+    assert module.w.item() == pytest.approx(1.0578522675, abs=1e-9)
 
 
 def test_control_does_not_alias_weights_or_server():

@@ -3,9 +3,23 @@ import torch
 
 from flightning.algorithms import FedAvg, SiloBN
 from flightning.callbacks import Federation
-from tests.classification import BatchNormNet, assert_resumes, assert_same, make_data, run
+from tests.classification import BatchNormNet, assert_resumes, assert_same, make_data, make_module, run
+from tests.problems import fit
 
 MEAN, VAR = "net.fc1.1.running_mean", "net.fc1.1.running_var"
+
+
+def assert_measured(module, data):
+    """A client that never trained has the statistics of its samples under the global weights."""
+    unseen = next(k for k in range(3) if k not in module.client_states)
+    data.setup("fit")
+    inputs = data.train_source.inputs[data.parts[unseen]]
+    hidden = inputs @ module.global_weights["net.fc1.0.weight"].T + module.global_weights["net.fc1.0.bias"]
+    # evaluation batches of 8: 12 samples are a batch of 8 and one of 4; a plain mean over the batches of more than one
+    parts = [h for h in hidden.split(8) if len(h) > 1]
+    measured = module.personal_weights(unseen)
+    torch.testing.assert_close(measured[MEAN], torch.stack([h.mean(0) for h in parts]).mean(0))
+    torch.testing.assert_close(measured[VAR], torch.stack([h.var(0) for h in parts]).mean(0))
 
 
 def test_without_batch_norm_it_is_fedavg():
@@ -29,18 +43,26 @@ def test_parameters_are_those_of_fedavg():
 
 def test_client_that_never_trained_measures_its_own_statistics():
     module, _ = run(SiloBN, 1, net=BatchNormNet, federation=Federation(participation=1))
-    unseen = next(k for k in range(3) if k not in module.client_states)
-    data = make_data()
-    data.setup("fit")
-    inputs = data.train_source.inputs[data.parts[unseen]]
-    hidden = inputs @ module.global_weights["net.fc1.0.weight"].T + module.global_weights["net.fc1.0.bias"]
-    # evaluation batches of 8: 12 samples are a batch of 8 and one of 4; a plain mean over the two batches
-    parts = hidden[:8], hidden[8:]
-    module.personal_weights(unseen)
-    measured = module.personal_weights(unseen)
-    torch.testing.assert_close(measured[MEAN], torch.stack([h.mean(0) for h in parts]).mean(0))
-    torch.testing.assert_close(measured[VAR], torch.stack([h.var(0) for h in parts]).mean(0))
+    assert_measured(module, make_data())
     assert module.net.fc1[1].momentum == pytest.approx(0.1)
+
+
+def test_statistics_are_measured_anew_under_new_global_weights():
+    module, _ = run(SiloBN, 2, net=BatchNormNet, federation=Federation(participation=1))
+    assert_measured(module, make_data())
+
+
+def test_last_batch_of_one_is_left_out_of_the_measurement():
+    nine = {"classes": ((0,), (1,), (2,)), "per_class": 9}  # evaluation batches of 8 and 1
+    module, _ = run(SiloBN, 1, make_data(**nine), Federation(participation=1), net=BatchNormNet)
+    assert_measured(module, make_data(**nine))
+
+
+def test_measures_in_the_precision_of_the_trainer():
+    module = make_module(SiloBN, net=BatchNormNet)
+    fit(module, make_data(), 1, Federation(participation=1), precision="bf16-true")
+    unseen = next(k for k in range(3) if k not in module.client_states)
+    assert torch.isfinite(module.personal_weights(unseen)[MEAN]).all()
 
 
 def test_bytes_are_those_of_fedavg_without_statistics():

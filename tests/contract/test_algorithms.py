@@ -18,8 +18,8 @@ from flightning.callbacks import Federation
 from flightning.callbacks.planning import Planner
 from flightning.classifier import Classifier
 from flightning.datamodules import FederatedDataModule
-from flightning.errors import CompositionError
-from tests.algorithms_on_digits import READY_MADE, PlainNet, make_digits, make_federation, make_module
+from flightning.errors import ClientError, CompositionError, ConfigurationError
+from tests.algorithms_on_digits import READY_MADE, BatchNormNet, PlainNet, make_digits, make_federation, make_module
 from tests.classification import assert_equal_nested
 from tests.problems import fit, make_trainer
 
@@ -35,8 +35,8 @@ def stem(name):
     return Path(inspect.getfile(getattr(flightning.algorithms, name))).stem
 
 
-def train(name, rounds=2, federation=None, callbacks=(), ckpt_path=None, **trainer):
-    module = make_module(name, net=PlainNet)
+def train(name, rounds=2, federation=None, callbacks=(), ckpt_path=None, net=PlainNet, **trainer):
+    module = make_module(name, net=net)
     options = {"limit_val_batches": 0, **trainer}
     runner = make_trainer(rounds, federation or make_federation(name), callbacks, **options)
     runner.fit(module, datamodule=make_digits(), ckpt_path=ckpt_path)
@@ -75,6 +75,17 @@ def test_hyperparameters_and_state_survive_a_checkpoint_and_resume_is_exact(name
 def test_bf16_stays_finite(name):
     module = train(name, precision="bf16-mixed")
     assert all(torch.isfinite(w).all() for w in module.state_dict().values() if w.is_floating_point())
+
+
+def test_batch_norm_trains_with_statistics_that_are_variances_or_is_refused(name):
+    try:
+        module = train(name, net=BatchNormNet, limit_val_batches=1)
+    except ConfigurationError as error:
+        assert "BatchNorm" in str(error)  # noqa: PT017
+        return
+    weights = {**module.state_dict(), **module.global_weights}
+    assert all(torch.isfinite(w).all() for w in weights.values() if w.is_floating_point())
+    assert (module.global_weights["net.fc1.2.running_var"] > 0).all()
 
 
 def test_state_of_clients_that_did_not_take_part_stays_as_it_was(name):
@@ -211,7 +222,8 @@ def weights_of(module):
 
 def expect_difference(request, reason):
     if reason is not None:
-        request.applymarker(pytest.mark.xfail(reason=reason, raises=AssertionError, strict=True))
+        expected = AssertionError, ClientError
+        request.applymarker(pytest.mark.xfail(reason=reason, raises=expected, strict=True))
 
 
 @pytest.fixture
@@ -238,4 +250,56 @@ def test_one_client_without_terms_equals_sgd_on_its_data(name, request):
         nn.functional.cross_entropy(start(inputs), targets).backward()
         optimizer.step()
     for (n, a), b in zip(start.state_dict().items(), weights_of(module).values(), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6, msg=n)
+
+
+# --- clients that add nothing ---------------------------------------------------------------------------------------
+
+_SERVER_OWNS = "the server owns some of its samples"
+_NOT_SAMPLED = "the mean over all clients counts it as one that did not take part"
+#: Why a client without samples matters.
+COUNTS_EMPTY = {"DataSharing": "the server gives it samples, with which it trains"}
+#: Why a client whose update is left out is not as if it had no samples.
+COUNTS_BROKEN = {
+    "CDFDM": _SERVER_OWNS,
+    "Centralized": "its samples are in the pool",
+    "DSFL": _SERVER_OWNS,
+    "DataSharing": _SERVER_OWNS,
+    "FedCD": "it cannot cluster such features, and says so",
+    "FedDC": _NOT_SAMPLED,
+    "FedDF": _SERVER_OWNS,
+    "FedDyn": _NOT_SAMPLED,
+    "FedIR": "its labels are part of the distribution of all",
+    "SCAFFOLD": _NOT_SAMPLED,
+}
+
+
+def train_two_and(third, name):
+    inputs, targets = some_digits()
+    clients = [(inputs[:30], targets[:30]), (inputs[30:], targets[30:]), third(inputs, targets)]
+    data = FederatedDataModule.from_clients([c for c in clients if c is not None], test=some_digits(), batch_size=30)
+    module = make_module(name, net=PlainNet)
+    fit(module, data, ROUNDS, Federation(local_steps=STEPS), limit_val_batches=0)
+    return module
+
+
+def nobody(inputs, targets):
+    return None
+
+
+def empty(inputs, targets):
+    return inputs[:0], targets[:0]
+
+
+def broken(inputs, targets):
+    return torch.full_like(inputs[:30], torch.nan), targets[:30]
+
+
+@pytest.mark.usefixtures("_plain_sgd")
+@pytest.mark.filterwarnings("ignore:1 of 3 clients have no samples")
+@pytest.mark.parametrize(("third", "reasons"), [(empty, COUNTS_EMPTY), (broken, COUNTS_BROKEN)])
+def test_client_without_samples_or_with_broken_ones_changes_nothing(name, third, reasons, request):
+    expect_difference(request, reasons.get(name))
+    without, module = train_two_and(nobody, name), train_two_and(third, name)
+    for (n, a), b in zip(weights_of(without).items(), weights_of(module).values(), strict=True):
         torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6, msg=n)
