@@ -159,6 +159,7 @@ class Federation(RoundCheckpoints):
         if stage != "fit":
             return
         check_trainer(trainer)
+        self._round = None  # of a fit that has failed
         explain_failures(trainer, lambda: self._watch)
         if self.channels_last is not None:
             arrange_convolutions(self._module, self.channels_last)
@@ -264,9 +265,19 @@ class Federation(RoundCheckpoints):
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Log the round."""
+        self._check_round_is_over()
         self._module.client_states.end_round(self._processes.rank == 0)
         log_numbers(pl_module, self.finished_metrics())
         self._log_round(trainer)
+
+    def _check_round_is_over(self) -> None:
+        # after a resume, the end of the round of the checkpoint may come once more, without a round
+        if self._round is not None and not self._round.is_finished:
+            raise ConfigurationError(
+                f"round {self._round.plan.round_index + 1} has ended before its clients had taken all of their steps, "
+                "so nothing was aggregated: let `on_train_batch_start` never return -1, and set "
+                "`federation.local_steps` where clients shall take fewer steps."
+            )
 
     def _log_round(self, trainer: Trainer) -> None:
         # the number of finished rounds is the x axis: Lightning takes a metric called `step` for it
