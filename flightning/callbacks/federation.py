@@ -168,7 +168,10 @@ class Federation(RoundCheckpoints):
         self._planner = self._make_planner(int(trainer.fast_dev_run))  # type: ignore[attr-defined]
         self._data.plan_round = self._own_plan
         self._data.stream_clients = self.local_loop == "fused"
-        trainer.fit_loop.epoch_loop.automatic_optimization = LocalLoop(trainer, lambda: self._current)
+        loop = LocalLoop(trainer, lambda: self._current)
+        # steps are counted on from a fit before: a checkpoint callback saves nothing where it has seen the number
+        loop.optim_progress = trainer.fit_loop.epoch_loop.automatic_optimization.optim_progress
+        trainer.fit_loop.epoch_loop.automatic_optimization = loop
         if self._data.stream_clients:
             warn_about_batch_hooks(trainer)
         self._identity = {
