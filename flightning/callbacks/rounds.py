@@ -254,6 +254,11 @@ def _optimizer_state(optimizer: Optimizer) -> dict[int, Any]:
 
 
 def _restore_optimizer(optimizer: Optimizer, kept: dict[int, Any]) -> None:
+    # a step count on a GPU would be waited for in every step, unless the optimizer counts there
+    counts_there = [bool(g.get("capturable") or g.get("fused")) for g in optimizer.param_groups for _ in g["params"]]
     for i, parameter in enumerate(_parameters(optimizer)):
         if i in kept:
-            optimizer.state[parameter] = apply_to_collection(kept[i], Tensor, Tensor.clone)
+            state = apply_to_collection(kept[i], Tensor, lambda t, place: t.to(place, copy=True), parameter.device)
+            if isinstance(count := kept[i].get("step"), Tensor) and not counts_there[i]:
+                state["step"] = count.to("cpu", copy=True)
+            optimizer.state[parameter] = state
