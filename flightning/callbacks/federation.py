@@ -6,6 +6,7 @@ same plan and nothing about it is stored.
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from typing import Any, Literal
 
 from lightning.fabric.plugins import TorchCheckpointIO
@@ -22,7 +23,14 @@ from flightning.callbacks.record import RoundRecord
 from flightning.callbacks.round_checkpoints import RoundCheckpoints
 from flightning.callbacks.rounds import Round
 from flightning.callbacks.stopping import explain_failures, report_stop
-from flightning.callbacks.wiring import connect_processes, spread_client_states, store_client_states
+from flightning.callbacks.wiring import (
+    connect_processes,
+    evaluated_alone,
+    is_repeated,
+    read_client_states_late,
+    spread_client_states,
+    store_client_states,
+)
 from flightning.checkpoint_io import AtomicCheckpointIO
 from flightning.datamodules.base import FederatedDataModule
 from flightning.datamodules.stream import Clients, RoundPlan
@@ -120,6 +128,7 @@ class Federation(RoundCheckpoints):
         self.state_dir, self.serialisation_overhead = state_dir, serialisation_overhead
         self.seed = resolve_seed(seed)
         self._watch: Watch | None = None
+        self._evaluation = ExitStack()
 
     def plan(self, round_index: int) -> RoundPlan:
         """Who trains in this round, in which order and how long."""
@@ -154,6 +163,8 @@ class Federation(RoundCheckpoints):
             trainer.strategy.checkpoint_io = AtomicCheckpointIO()
         if stage == "fit":
             store_client_states(trainer, self._module, self.state_dir)
+        else:
+            read_client_states_late(self._module)
         self._processes = Processes.of(trainer.strategy)
         connect_processes(trainer, self._module, self._data, self._processes)
         if stage != "fit":
@@ -249,17 +260,20 @@ class Federation(RoundCheckpoints):
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Let clients with weights of their own be evaluated outside of a fit, too."""
-        self._evaluation = self.record.timing("evaluation")
-        self._evaluation.__enter__()
-        self._prepare_evaluation(trainer)
+        self._evaluation.enter_context(self.record.timing("evaluation"))
+        self._prepare_evaluation(trainer, trainer.val_dataloaders)
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Stop the clock of the evaluation."""
-        self._evaluation.__exit__(None, None, None)
+        self._evaluation.close()
 
     def on_test_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Let clients with weights of their own be evaluated outside of a fit, too."""
-        self._prepare_evaluation(trainer)
+        self._prepare_evaluation(trainer, trainer.test_dataloaders)
+
+    def on_test_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """End the evaluation."""
+        self._evaluation.close()
 
     def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Give the metrics of the evaluation their round."""
@@ -299,6 +313,7 @@ class Federation(RoundCheckpoints):
         if self._round is not None and not has_lost_process():
             report_stop(trainer, exception)
         self._stop_watching()
+        self._evaluation.close()
         if isinstance(pl_module, FederatedMixin) and pl_module.global_weights:
             pl_module.load_global_weights()
 
@@ -307,6 +322,8 @@ class Federation(RoundCheckpoints):
             self._watch.stop()
             self._watch = None
 
-    def _prepare_evaluation(self, trainer: Trainer) -> None:
+    def _prepare_evaluation(self, trainer: Trainer, loaders: Any) -> None:
+        if is_repeated(loaders, self._processes):
+            self._evaluation.enter_context(evaluated_alone(trainer, self._module))
         if trainer.state.fn != "fit":
             self._module.start_federation(self._data.num_clients, self.buffers)

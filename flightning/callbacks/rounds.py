@@ -201,19 +201,24 @@ class Round:
 
     def _merge(self, reducer: Reducer, record: RoundRecord) -> None:
         """Bring together what the processes have done since they last met."""
+        trainer, states = self.module.trainer, self.module.client_states
         if self.processes.split_batches:
-            record.average(self.processes.gather(record.losses))
-        states = self.module.client_states
-        precision = self.module.trainer.precision_plugin
+            everybody = self.processes.gather({"losses": record.losses, "stop": trainer.should_stop})
+            record.average([theirs["losses"] for theirs in everybody])
+            trainer.should_stop = any(theirs["stop"] for theirs in everybody)
+        precision = trainer.precision_plugin
         told = {
             "record": record.told(),
             "states": states.told(self._changed),
             "precision": precision.state_dict(),
             "logs": self.module.take_logs(),
             "steps": self._steps_taken.completed - self._counted_steps,
+            "stop": trainer.should_stop,
         }
         gathered = self.processes.merge(reducer, told)
         self.module.hear_logs([theirs["logs"] for theirs in gathered])
+        # where one process alone was asked to stop, the others would wait for it in the next round
+        trainer.should_stop = any(theirs["stop"] for theirs in gathered)
         self._count_steps_of_all(sum(theirs["steps"] for theirs in gathered) - told["steps"])
         for rank, theirs in enumerate(gathered):
             if rank != self.processes.rank and self.processes.split_clients:
