@@ -39,7 +39,7 @@ from flightning.functional.cohort import SAMPLERS
 from flightning.functional.layers import arrange_convolutions
 from flightning.functional.seeding import resolve_seed
 from flightning.strategies.processes import Processes
-from flightning.strategies.watch import Watch, has_lost_process
+from flightning.strategies.watch import Watch
 
 __all__ = ["Federation"]
 
@@ -310,7 +310,9 @@ class Federation(RoundCheckpoints):
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         """Leave the global weights in the module, and say what has ended the run and how it goes on."""
-        if self._round is not None and not has_lost_process():
+        if self._watch is not None:
+            self._watch.report_lost_before_sigterm()
+        if self._round is not None:
             report_stop(trainer, exception)
         self._stop_watching()
         self._evaluation.close()

@@ -114,7 +114,7 @@ class LocalLoop(_AutomaticOptimization):
                 current.before_step()
             output = step(batch, self._steps_in_round)
             self._steps_in_round += 1
-            if self.trainer.received_sigterm and self.trainer.world_size == 1:
+            if self.trainer.received_sigterm:  # a process that is a step ahead waits in an exchange, which then fails
                 raise SIGTERMException
         if results is not None:
             results.batch = results.batch_size = None
