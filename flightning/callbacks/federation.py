@@ -61,9 +61,11 @@ class Federation(RoundCheckpoints):
             ``round/bad_updates``) or ``raise``.
         persist_client_optimizer: Whether a client's optimizer state lives on between its rounds; ``None`` leaves it to
             the algorithm (only where nothing is exchanged).
-        local_loop: ``lightning``: every local batch is a batch of Lightning, and every callback sees it. ``fused``:
-            every client is one, which costs less for small models; callbacks see clients in place of batches. Both
-            give the same weights, bit for bit.
+        local_loop: ``lightning``: every local batch is a batch of Lightning, and every callback sees it. ``fused``: a
+            group of clients is one, which costs less for small models; ``on_train_batch_start`` and ``_end`` get the
+            group (`Clients`), hooks inside a step (``on_before_*``, ``on_after_*``) are called for every local step,
+            and what is logged with ``on_step`` gives one value per group. Both give the same weights, bit for bit.
+            A process that trains nobody in a round hands an empty group to callbacks, whatever the loop.
         channels_last: Whether convolutions keep their weights, and with them their outputs, in the memory order
             ``channels_last``, which is faster on most processors. ``None`` leaves them as they were built: the networks
             of `flightning.nets` choose it where it wins. A network of your own must flatten by ``flatten`` or
