@@ -319,8 +319,15 @@ algorithm would be ignored: write the mixins first, `class Wrong(FederatedMixin,
         gradient_clip_algorithm: str | None = None,
     ) -> None:
         """Clip as the Trainer was told, then correct the gradients."""
+        scaler = getattr(self.trainer.precision_plugin, "scaler", None)
+        if scaler is not None and getattr(optimizer, "_step_supports_amp_scaling", False) and self._corrects_gradients:
+            scaler.unscale_(optimizer)  # such an optimizer would do it inside its step
         super().configure_gradient_clipping(optimizer, gradient_clip_val, gradient_clip_algorithm)
         self.correct_gradients()
+
+    @property
+    def _corrects_gradients(self) -> bool:
+        return type(self).correct_gradients is not FederatedMixin.correct_gradients
 
     def optimizer_step(
         self, epoch: int, batch_idx: int, optimizer: Optimizer | Any, optimizer_closure: Callable[[], Any] | None = None

@@ -11,12 +11,14 @@ from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import Any
 
+import torch
 from lightning.pytorch import LightningModule
 from lightning.pytorch.utilities.data import extract_batch_size
+from lightning_utilities.core.apply_func import apply_to_collection
 from torch import Tensor
 from torchmetrics import Metric
 
-from flightning.algorithms.shared_metrics import SharedMetrics
+from flightning.algorithms.shared_metrics import SharedMetrics, unsynchronised
 from flightning.errors import ConfigurationError
 
 __all__ = ["LocalLogs", "RoundLogs"]
@@ -37,10 +39,12 @@ class RoundLogs:
     Args:
         numbers: Numbers that are wanted for the round.
         metrics: Attribute and options of metrics that are wanted for the round, by name.
+        states: What these metrics hold, by attribute: that of each metric inside, by its name.
     """
 
     numbers: SharedMetrics = field(default_factory=SharedMetrics)
     metrics: dict[str, tuple[str, dict[str, Any]]] = field(default_factory=dict)
+    states: dict[str, dict[str, dict[str, Any]]] = field(default_factory=dict)
 
 
 class LocalLogs(LightningModule):
@@ -90,6 +94,9 @@ class LocalLogs(LightningModule):
     def take_logs(self) -> RoundLogs:
         """What this process has logged since it was asked last."""
         taken, self._own_logs = self._own_logs, RoundLogs()
+        for attribute, _ in taken.metrics.values():
+            parts = _metrics_in(attrgetter(attribute)(self))
+            taken.states[attribute] = {name: part.metric_state for name, part in parts.items()}
         return taken
 
     def hear_logs(self, logs: list[RoundLogs]) -> None:
@@ -102,8 +109,44 @@ class LocalLogs(LightningModule):
         for name, value, options in SharedMetrics.combined(logs.numbers.entries for logs in heard):
             super().log(name, value, **options)
         metrics = {name: entry for logs in heard for name, entry in logs.metrics.items()}
-        for name, (attribute, options) in metrics.items():  # in the same order on all processes
-            super().log(name, attrgetter(attribute)(self).compute(), **options)
-        for attribute in {attribute for attribute, _ in metrics.values()}:
-            attrgetter(attribute)(self).reset()
+        values: dict[str, Any] = {}
+        for name, (attribute, options) in metrics.items():
+            if attribute not in values:
+                states = [logs.states[attribute] for logs in heard if attribute in logs.states]
+                values[attribute] = _value_of_all(attrgetter(attribute)(self), states)
+            super().log(name, values[attribute], **options)
         super().on_train_epoch_end()
+
+
+def _metrics_in(metric: Metric) -> dict[str, Metric]:
+    """A metric, and those that it wraps, by their names."""
+    return {name: part for name, part in metric.named_modules() if isinstance(part, Metric)}
+
+
+def _value_of_all(metric: Metric, states: list[dict[str, dict[str, Any]]]) -> Any:
+    """Value of a metric that has seen what several processes have; it forgets everything.
+
+    Torchmetrics would exchange the states by itself, and gets lists wrong of which one process holds nothing.
+
+    Args:
+        metric: That of this process.
+        states: State of each metric in it, in the order of the processes.
+    """
+    parts = _metrics_in(metric)
+    for name, part in parts.items():
+        part._update_count, part._computed = max(1, part._update_count), None
+        for attribute, reduce in part._reductions.items():
+            setattr(part, attribute, _joined([state[name][attribute] for state in states], reduce, part.device))
+    with unsynchronised(parts.values()):
+        value = metric.compute()
+    metric.reset()
+    return value
+
+
+def _joined(values: list[Any], reduce: Any, device: torch.device) -> Any:
+    values = apply_to_collection(values, Tensor, lambda t: t.to(device))
+    if isinstance(values[0], list):
+        return [item for items in values for item in items]
+    if len(values) == 1:
+        return values[0]
+    return torch.stack(values) if reduce is None else reduce(torch.stack(values))

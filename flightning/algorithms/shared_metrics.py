@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 from lightning.pytorch import LightningModule
+from torchmetrics import Metric
 
-__all__ = ["SharedMetrics"]
+__all__ = ["SharedMetrics", "unsynchronised"]
 
 _COMBINE: dict[str, Callable[[float, float], float]] = {
     "mean": lambda a, b: a + b,
@@ -79,3 +81,26 @@ class SharedMetrics:
                     entry = _Entry(entry.rule, total, known.weight + entry.weight, entry.options)
                 merged[name] = entry
         return [(n, e.total / e.weight if e.rule == "mean" else e.total, e.options) for n, e in merged.items()]
+
+
+@contextmanager
+def unsynchronised(metrics: Iterable[Metric]) -> Iterator[None]:
+    """Let metrics exchange nothing inside this block: every process has seen everything.
+
+    Example:
+        >>> from torchmetrics import SumMetric
+        >>> metric = SumMetric()
+        >>> with unsynchronised([metric]):
+        ...     metric.sync_on_compute
+        False
+        >>> metric.sync_on_compute
+        True
+    """
+    before = [(metric, metric.sync_on_compute, metric._to_sync) for metric in metrics]
+    for metric, *_ in before:
+        metric.sync_on_compute = metric._to_sync = False
+    try:
+        yield
+    finally:
+        for metric, on_compute, now in before:
+            metric.sync_on_compute, metric._to_sync = on_compute, now

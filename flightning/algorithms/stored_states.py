@@ -11,9 +11,10 @@ import hashlib
 import io
 import json
 import os
+import uuid
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from lightning.fabric.plugins import CheckpointIO
@@ -25,7 +26,7 @@ from torch import Tensor
 from flightning.algorithms.state import ClientStates, References, is_reference, kept_copy, worth_keeping
 from flightning.errors import CheckpointError, ConfigurationError
 
-__all__ = ["KeepsReferences", "StoredClientStates", "read_files"]
+__all__ = ["EvaluatedClientStates", "KeepsReferences", "StoredClientStates", "read_files"]
 
 _SUFFIX = ".state"
 _LEDGER = "checkpoints.json"
@@ -62,6 +63,8 @@ class StoredClientStates(ClientStates):
         self._unflushed: set[str] = set()
         #: Names that were current once and are no more.
         self._outdated: set[str] = set()
+        #: Files that each checkpoint needs, once read: the first process alone writes them.
+        self._known_ledger: dict[str, list[str]] | None = None
 
     def __len__(self) -> int:
         return len(self._names)
@@ -90,11 +93,13 @@ class StoredClientStates(ClientStates):
         Args:
             is_first: Whether this process cleans up what a killed run has left behind; no other has started then.
         """
+        self._known_ledger = None
         if is_first:
             self._make_folder()
             self._delete(self._found() - self._needed())
-            for unfinished in self.folder.glob("*/.*.unfinished"):
-                unfinished.unlink(missing_ok=True)
+            for pattern in (".*.unfinished", "*/.*.unfinished"):
+                for unfinished in self.folder.glob(pattern):
+                    unfinished.unlink(missing_ok=True)
         pending, self._pending = self._pending, {}
         for client, values in pending.items():
             self.save(client, values)
@@ -136,19 +141,16 @@ class StoredClientStates(ClientStates):
         version = int(self._names[client].split("-")[1]) + 1 if client in self._names else 0
         name = f"{client}-{version}-{_checksum(content)}{_SUFFIX}"
         path = self._path(name)
-        temporary = path.with_name(f".{name}.{os.getpid()}.unfinished")
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            with temporary.open("wb") as file:
-                file.write(content)
-            os.replace(temporary, path)
+            if not path.exists():  # under ddp, all processes have the same to write
+                _write(path, content)
+                self._trusted.add(name)
         except OSError as error:
-            temporary.unlink(missing_ok=True)
             raise CheckpointError(
                 f"could not write the state of client {client} into `state_dir={str(self.folder)!r}` ({error}): free "
                 "some disk space, and go on with `--ckpt_path last`."
             ) from error
-        self._trusted.add(name)
         self._unflushed.add(name)
         self._set_current(client, name)
 
@@ -215,6 +217,8 @@ class StoredClientStates(ClientStates):
             self._outdated.clear()
 
     def _delete_outdated(self) -> None:
+        if not self._outdated:
+            return
         # only what has been current: another process may write new files at this moment
         unneeded = self._outdated - self._needed()
         self._delete(unneeded)
@@ -224,15 +228,15 @@ class StoredClientStates(ClientStates):
         return {*self._names.values(), *(name for names in self._ledger().values() for name in names)}
 
     def _ledger(self) -> dict[str, list[str]]:
-        path = self.folder / _LEDGER
-        ledger: dict[str, list[str]] = json.loads(path.read_text()) if path.exists() else {}
-        return ledger
+        if self._known_ledger is None:
+            path = self.folder / _LEDGER
+            self._known_ledger = json.loads(path.read_text()) if path.exists() else {}
+        return dict(self._known_ledger)
 
-    def _write_ledger(self, ledger: Mapping[str, list[str]]) -> None:
+    def _write_ledger(self, ledger: dict[str, list[str]]) -> None:
         self._make_folder()
-        temporary = self.folder / f".{_LEDGER}.unfinished"
-        temporary.write_text(json.dumps(ledger))
-        os.replace(temporary, self.folder / _LEDGER)
+        _write(self.folder / _LEDGER, json.dumps(ledger).encode(), flush=True)
+        self._known_ledger = ledger
 
     def _delete(self, names: Iterable[str]) -> None:
         for name in names:
@@ -240,6 +244,32 @@ class StoredClientStates(ClientStates):
 
     def _path(self, name: str) -> Path:
         return _path_in(self.folder, name)
+
+
+class EvaluatedClientStates(ClientStates):
+    """The values of clients that are evaluated and not trained: files of a checkpoint are read when they are needed.
+
+    Args:
+        kept: Values of all clients so far.
+    """
+
+    def __init__(self, kept: dict[int, dict[str, Any]]) -> None:
+        super().__init__()
+        self._kept = kept
+
+    def state_dict(self) -> dict[Any, Any]:
+        """Everything, in memory."""
+        if isinstance(self._kept, dict):
+            return self._kept
+        return {client: kept_copy(values) for client, values in self._kept.items()}
+
+    def load_state_dict(self, kept: dict[Any, Any]) -> None:
+        """Everything, from a checkpoint; of files the names alone.
+
+        Raises:
+            CheckpointError: Where files are missing.
+        """
+        self._kept = cast(dict[int, dict[str, Any]], _Files(kept) if is_reference(kept) else dict(kept))
 
 
 class KeepsReferences(_WrappingCheckpointIO):
@@ -268,16 +298,34 @@ class KeepsReferences(_WrappingCheckpointIO):
         self.states.release(Path(path).absolute(), ())
 
 
+class _Files(Mapping[int, dict[str, Any]]):
+    """Values of all clients that a checkpoint refers to, each mapped into memory when it is asked for."""
+
+    def __init__(self, kept: References) -> None:
+        self._folder, self._names = Path(kept["folder"]), dict(kept["files"])
+        self._trusted: set[str] = set()
+        _check_files(self._folder, kept)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._names)
+
+    def __contains__(self, client: object) -> bool:
+        return client in self._names
+
+    def __getitem__(self, client: int) -> dict[str, Any]:
+        return _read(_path_in(self._folder, self._names[client]), client, self._trusted)
+
+
 def read_files(kept: References) -> dict[int, dict[str, Any]]:
     """Values of all clients that a checkpoint refers to, in memory.
 
     Raises:
         CheckpointError: Where a file is missing or damaged.
     """
-    folder = Path(kept["folder"])
-    _check_files(folder, kept)
-    trusted: set[str] = set()
-    return {client: kept_copy(_read(_path_in(folder, name), client, trusted)) for client, name in kept["files"].items()}
+    return {client: kept_copy(values) for client, values in _Files(kept).items()}
 
 
 def _check_files(folder: Path, kept: References) -> None:
@@ -319,6 +367,22 @@ def _read(path: Path, client: int, trusted: set[str]) -> dict[str, Any]:
             "and nobody else may delete its files."
         ) from error
     return values
+
+
+def _write(path: Path, content: bytes | memoryview, flush: bool = False) -> None:
+    """Write a file, whole or not at all; ``flush`` makes sure of it where the machine fails, too."""
+    # a process number is not enough of a name: other machines write into the same folder
+    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}.unfinished")
+    try:
+        with temporary.open("wb") as file:
+            file.write(content)
+            if flush:
+                file.flush()
+                os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except OSError:
+        temporary.unlink(missing_ok=True)
+        raise
 
 
 def _path_in(folder: Path, name: str) -> Path:

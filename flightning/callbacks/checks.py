@@ -74,6 +74,8 @@ def check_tokens(module: LightningModule, data: FederatedDataModule) -> None:
 def check_trainer(trainer: Trainer) -> None:
     """Refuse Trainer settings that would cut through a client or a round."""
     fast_dev_run, overfit_batches = trainer.fast_dev_run, trainer.overfit_batches  # type: ignore[attr-defined]
+    limit, interval = trainer.limit_train_batches, getattr(trainer, "val_check_interval", None)
+    seconds = getattr(trainer, "_val_check_time_interval", None)
     rules = (
         (
             trainer.strategy.root_device.type == "mps",
@@ -96,8 +98,9 @@ def check_trainer(trainer: Trainer) -> None:
             "set `federation.local_steps` to a small number instead",
         ),
         (
-            trainer.limit_train_batches != 1.0 and not fast_dev_run,
-            f"`limit_train_batches={trainer.limit_train_batches}` would cut the round's stream of clients",
+            # the whole number 1 is one batch, 1.0 is all of them
+            (isinstance(limit, int) or limit != 1.0) and not fast_dev_run,
+            f"`limit_train_batches={limit}` would cut the round's stream of clients",
             "set `federation.local_steps` or `federation.participation` instead",
         ),
         (
@@ -111,8 +114,13 @@ def check_trainer(trainer: Trainer) -> None:
             "set `max_epochs`, the number of rounds, instead",
         ),
         (
-            trainer.val_check_interval not in (1.0, None),
-            f"`val_check_interval={trainer.val_check_interval}` would validate the weights of a single client",
+            interval is not None and (isinstance(interval, int) or interval != 1.0),
+            f"`val_check_interval={interval}` would validate the weights of a single client",
+            "remove it; validation follows each round (`check_val_every_n_epoch`)",
+        ),
+        (
+            seconds is not None,
+            f"`val_check_interval` of {seconds} seconds would validate the weights of a single client",
             "remove it; validation follows each round (`check_val_every_n_epoch`)",
         ),
         (

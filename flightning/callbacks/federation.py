@@ -6,6 +6,7 @@ same plan and nothing about it is stored.
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from typing import Any, Literal
 
 from lightning.fabric.plugins import TorchCheckpointIO
@@ -22,7 +23,14 @@ from flightning.callbacks.record import RoundRecord
 from flightning.callbacks.round_checkpoints import RoundCheckpoints
 from flightning.callbacks.rounds import Round
 from flightning.callbacks.stopping import explain_failures, report_stop
-from flightning.callbacks.wiring import connect_processes, spread_client_states, store_client_states
+from flightning.callbacks.wiring import (
+    connect_processes,
+    evaluated_alone,
+    is_repeated,
+    read_client_states_late,
+    spread_client_states,
+    store_client_states,
+)
 from flightning.checkpoint_io import AtomicCheckpointIO
 from flightning.datamodules.base import FederatedDataModule
 from flightning.datamodules.stream import Clients, RoundPlan
@@ -31,7 +39,7 @@ from flightning.functional.cohort import SAMPLERS
 from flightning.functional.layers import arrange_convolutions
 from flightning.functional.seeding import resolve_seed
 from flightning.strategies.processes import Processes
-from flightning.strategies.watch import Watch, has_lost_process
+from flightning.strategies.watch import Watch
 
 __all__ = ["Federation"]
 
@@ -53,9 +61,11 @@ class Federation(RoundCheckpoints):
             ``round/bad_updates``) or ``raise``.
         persist_client_optimizer: Whether a client's optimizer state lives on between its rounds; ``None`` leaves it to
             the algorithm (only where nothing is exchanged).
-        local_loop: ``lightning``: every local batch is a batch of Lightning, and every callback sees it. ``fused``:
-            every client is one, which costs less for small models; callbacks see clients in place of batches. Both
-            give the same weights, bit for bit.
+        local_loop: ``lightning``: every local batch is a batch of Lightning, and every callback sees it. ``fused``: a
+            group of clients is one, which costs less for small models; ``on_train_batch_start`` and ``_end`` get the
+            group (`Clients`), hooks inside a step (``on_before_*``, ``on_after_*``) are called for every local step,
+            and what is logged with ``on_step`` gives one value per group. Both give the same weights, bit for bit.
+            A process that trains nobody in a round hands an empty group to callbacks, whatever the loop.
         channels_last: Whether convolutions keep their weights, and with them their outputs, in the memory order
             ``channels_last``, which is faster on most processors. ``None`` leaves them as they were built: the networks
             of `flightning.nets` choose it where it wins. A network of your own must flatten by ``flatten`` or
@@ -123,6 +133,7 @@ class Federation(RoundCheckpoints):
         self.state_dir, self.serialisation_overhead = state_dir, serialisation_overhead
         self.seed = resolve_seed(seed)
         self._watch: Watch | None = None
+        self._evaluation = ExitStack()
 
     def plan(self, round_index: int) -> RoundPlan:
         """Who trains in this round, in which order and how long."""
@@ -157,11 +168,14 @@ class Federation(RoundCheckpoints):
             trainer.strategy.checkpoint_io = AtomicCheckpointIO()
         if stage == "fit":
             store_client_states(trainer, self._module, self.state_dir)
+        else:
+            read_client_states_late(self._module)
         self._processes = Processes.of(trainer.strategy)
         connect_processes(trainer, self._module, self._data, self._processes)
         if stage != "fit":
             return
         check_trainer(trainer)
+        self._round = None  # of a fit that has failed
         explain_failures(trainer, lambda: self._watch)
         if self.channels_last is not None:
             arrange_convolutions(self._module, self.channels_last)
@@ -170,7 +184,10 @@ class Federation(RoundCheckpoints):
         self._planner = self._make_planner(int(trainer.fast_dev_run))  # type: ignore[attr-defined]
         self._data.plan_round = self._own_plan
         self._data.stream_clients = self.local_loop == "fused"
-        trainer.fit_loop.epoch_loop.automatic_optimization = LocalLoop(trainer, lambda: self._current)
+        loop = LocalLoop(trainer, lambda: self._current)
+        # steps are counted on from a fit before: a checkpoint callback saves nothing where it has seen the number
+        loop.optim_progress = trainer.fit_loop.epoch_loop.automatic_optimization.optim_progress
+        trainer.fit_loop.epoch_loop.automatic_optimization = loop
         if self._data.stream_clients:
             warn_about_batch_hooks(trainer)
         self._identity = {
@@ -249,17 +266,20 @@ class Federation(RoundCheckpoints):
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Let clients with weights of their own be evaluated outside of a fit, too."""
-        self._evaluation = self.record.timing("evaluation")
-        self._evaluation.__enter__()
-        self._prepare_evaluation(trainer)
+        self._evaluation.enter_context(self.record.timing("evaluation"))
+        self._prepare_evaluation(trainer, trainer.val_dataloaders)
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Stop the clock of the evaluation."""
-        self._evaluation.__exit__(None, None, None)
+        self._evaluation.close()
 
     def on_test_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Let clients with weights of their own be evaluated outside of a fit, too."""
-        self._prepare_evaluation(trainer)
+        self._prepare_evaluation(trainer, trainer.test_dataloaders)
+
+    def on_test_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """End the evaluation."""
+        self._evaluation.close()
 
     def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Give the metrics of the evaluation their round."""
@@ -268,9 +288,19 @@ class Federation(RoundCheckpoints):
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Log the round."""
+        self._check_round_is_over()
         self._module.client_states.end_round(self._processes.rank == 0)
         log_numbers(pl_module, self.finished_metrics())
         self._log_round(trainer)
+
+    def _check_round_is_over(self) -> None:
+        # after a resume, the end of the round of the checkpoint may come once more, without a round
+        if self._round is not None and not self._round.is_finished:
+            raise ConfigurationError(
+                f"round {self._round.plan.round_index + 1} has ended before its clients had taken all of their steps, "
+                "so nothing was aggregated: let `on_train_batch_start` never return -1, and set "
+                "`federation.local_steps` where clients shall take fewer steps."
+            )
 
     def _log_round(self, trainer: Trainer) -> None:
         # the number of finished rounds is the x axis: Lightning takes a metric called `step` for it
@@ -286,9 +316,12 @@ class Federation(RoundCheckpoints):
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         """Leave the global weights in the module, and say what has ended the run and how it goes on."""
-        if self._round is not None and not has_lost_process():
+        if self._watch is not None:
+            self._watch.report_lost_before_sigterm()
+        if self._round is not None:
             report_stop(trainer, exception)
         self._stop_watching()
+        self._evaluation.close()
         if isinstance(pl_module, FederatedMixin) and pl_module.global_weights:
             pl_module.load_global_weights()
 
@@ -297,6 +330,8 @@ class Federation(RoundCheckpoints):
             self._watch.stop()
             self._watch = None
 
-    def _prepare_evaluation(self, trainer: Trainer) -> None:
+    def _prepare_evaluation(self, trainer: Trainer, loaders: Any) -> None:
+        if is_repeated(loaders, self._processes):
+            self._evaluation.enter_context(evaluated_alone(trainer, self._module))
         if trainer.state.fn != "fit":
             self._module.start_federation(self._data.num_clients, self.buffers)

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, cast
 
+import torch
 from lightning.fabric.plugins.precision import Precision as FabricPrecision
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import LearningRateMonitor, ModelCheckpoint, ProgressBar, Timer
@@ -113,7 +114,7 @@ class LocalLoop(_AutomaticOptimization):
                 current.before_step()
             output = step(batch, self._steps_in_round)
             self._steps_in_round += 1
-            if self.trainer.received_sigterm and self.trainer.world_size == 1:
+            if self.trainer.received_sigterm:  # a process that is a step ahead waits in an exchange, which then fails
                 raise SIGTERMException
         if results is not None:
             results.batch = results.batch_size = None
@@ -167,6 +168,7 @@ class LocalLoop(_AutomaticOptimization):
         evaluates_once = _evaluates_once(optimizer)
         optimizer_step: Callable[..., Any] = bare_step(optimizer) if evaluates_once else optimizer.step
 
+        zero_grad = _own_zero_grad(optimizer)
         output: Any = None
 
         def closure(batch: Any, index: int) -> Tensor:
@@ -176,14 +178,19 @@ class LocalLoop(_AutomaticOptimization):
                 output = module.training_step(batch, index)
             module._current_fx_name = None
             loss: Tensor = output["loss"] if isinstance(output, dict) else output
-            for parameter in parameters:
-                parameter.grad = None
+            if zero_grad is None:
+                for parameter in parameters:
+                    parameter.grad = None
+            else:
+                zero_grad()
             backward(loss)
             if clipping[0]:
                 module.configure_gradient_clipping(optimizer, *clipping)
             else:
                 module.correct_gradients()
             return loss
+
+        repeated = torch.enable_grad()(closure)  # an optimizer may call it where gradients are switched off
 
         def step(batch: Any, index: int) -> dict[str, Any]:
             progress.increment_ready()
@@ -192,7 +199,7 @@ class LocalLoop(_AutomaticOptimization):
                     closure(batch, index)
                     optimizer_step()
                 else:
-                    optimizer_step(functools.partial(closure, batch, index))
+                    optimizer_step(functools.partial(repeated, batch, index))
             progress.increment_completed()
             client.steps += 1
             client.step_sizes.append(float(groups[0]["lr"]))
@@ -226,6 +233,12 @@ def _steps_plainly(precision: Precision) -> bool:
 def _evaluates_once(optimizer: Optimizer) -> bool:
     """Whether it begins its step with the closure and does not call it again."""
     return type(optimizer).__module__.startswith("torch.optim.") and not isinstance(optimizer, LBFGS)
+
+
+def _own_zero_grad(optimizer: Optimizer) -> Callable[[], Any] | None:
+    """How it clears gradients, where it does it another way than PyTorch."""
+    is_plain = type(optimizer).zero_grad is Optimizer.zero_grad and "zero_grad" not in vars(optimizer)
+    return None if is_plain else optimizer.zero_grad
 
 
 def _forward_context(precision: Precision) -> Callable[[], AbstractContextManager[None]]:

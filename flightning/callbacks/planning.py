@@ -7,6 +7,7 @@ import warnings
 import numpy as np
 
 from flightning.algorithms.base import Client, FederatedMixin
+from flightning.algorithms.state import ClientStates
 from flightning.callbacks.checks import check_batches_of_one
 from flightning.datamodules.base import FederatedDataModule
 from flightning.datamodules.stream import RoundPlan, Visit, shard_bounds
@@ -55,10 +56,14 @@ class Planner:
         self.participation = 1.0 if module.trains_everybody else participation
         self.sampler, self.weighting = sampler, weighting
         self._has_batch_norm = bool(batch_norm_names(module))
+        #: The last plan, and who trains whom under it; the engine and the data ask several times per round.
+        self._plan: RoundPlan | None = None
+        self._ranks: tuple[RoundPlan, ClientStates, dict[int, int]] | None = None
         self.measure()
 
     def measure(self) -> None:
         """Count the local steps of every client."""
+        self._plan = self._ranks = None
         data, sizes = self.data, self.data.sizes
         automatic = self._has_batch_norm & (sizes > data.batch_size)
         self._dropped = automatic if data.drop_last is None else np.full(len(sizes), data.drop_last)
@@ -95,6 +100,11 @@ class Planner:
 
     def plan(self, round_index: int) -> RoundPlan:
         """The cohort of a round, in order."""
+        if self._plan is None or self._plan.round_index != round_index:
+            self._plan = self._make_plan(round_index)
+        return self._plan
+
+    def _make_plan(self, round_index: int) -> RoundPlan:
         rng = numpy_generator(self.seed, round_index, _COHORT)
         cohort = sample_cohort(self._able_sizes, self.participation, self.sampler, rng)
         visits = [Visit(c, int(self.steps[c]), bool(self._dropped[c])) for c in cohort]
@@ -111,10 +121,12 @@ class Planner:
 
     def ranks(self, plan: RoundPlan, processes: Processes) -> dict[int, int]:
         """Which process trains which client: the longest clients are dealt first, and state does not travel idly."""
-        cohort, states = plan.cohort, self.module.client_states
-        steps = [v.steps for v in plan.visits]
-        ranks = assign(steps, processes.count, lambda i, rank: states.detour(cohort[i], rank))
-        return dict(zip(cohort, ranks, strict=True))
+        states = self.module.client_states
+        if self._ranks is None or self._ranks[0] is not plan or self._ranks[1] is not states:
+            cohort, steps = plan.cohort, [v.steps for v in plan.visits]
+            ranks = assign(steps, processes.count, lambda i, rank: states.detour(cohort[i], rank))
+            self._ranks = plan, states, dict(zip(cohort, ranks, strict=True))
+        return self._ranks[2]
 
     def client(self, client: int) -> Client:
         """A client at the start of its round."""

@@ -201,19 +201,24 @@ class Round:
 
     def _merge(self, reducer: Reducer, record: RoundRecord) -> None:
         """Bring together what the processes have done since they last met."""
+        trainer, states = self.module.trainer, self.module.client_states
         if self.processes.split_batches:
-            record.average(self.processes.gather(record.losses))
-        states = self.module.client_states
-        precision = self.module.trainer.precision_plugin
+            everybody = self.processes.gather({"losses": record.losses, "stop": trainer.should_stop})
+            record.average([theirs["losses"] for theirs in everybody])
+            trainer.should_stop = any(theirs["stop"] for theirs in everybody)
+        precision = trainer.precision_plugin
         told = {
             "record": record.told(),
             "states": states.told(self._changed),
             "precision": precision.state_dict(),
             "logs": self.module.take_logs(),
             "steps": self._steps_taken.completed - self._counted_steps,
+            "stop": trainer.should_stop,
         }
         gathered = self.processes.merge(reducer, told)
         self.module.hear_logs([theirs["logs"] for theirs in gathered])
+        # where one process alone was asked to stop, the others would wait for it in the next round
+        trainer.should_stop = any(theirs["stop"] for theirs in gathered)
         self._count_steps_of_all(sum(theirs["steps"] for theirs in gathered) - told["steps"])
         for rank, theirs in enumerate(gathered):
             if rank != self.processes.rank and self.processes.split_clients:
@@ -254,6 +259,11 @@ def _optimizer_state(optimizer: Optimizer) -> dict[int, Any]:
 
 
 def _restore_optimizer(optimizer: Optimizer, kept: dict[int, Any]) -> None:
+    # a step count on a GPU would be waited for in every step, unless the optimizer counts there
+    counts_there = [bool(g.get("capturable") or g.get("fused")) for g in optimizer.param_groups for _ in g["params"]]
     for i, parameter in enumerate(_parameters(optimizer)):
         if i in kept:
-            optimizer.state[parameter] = apply_to_collection(kept[i], Tensor, Tensor.clone)
+            state = apply_to_collection(kept[i], Tensor, lambda t, place: t.to(place, copy=True), parameter.device)
+            if isinstance(count := kept[i].get("step"), Tensor) and not counts_there[i]:
+                state["step"] = count.to("cpu", copy=True)
+            optimizer.state[parameter] = state

@@ -10,7 +10,7 @@ from lightning.pytorch import Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 
-from flightning.strategies.watch import Watch
+from flightning.strategies.watch import Watch, has_lost_process
 
 __all__ = ["explain_failures", "report_stop"]
 
@@ -40,6 +40,8 @@ def explain_failures(trainer: Trainer, watch: Callable[[], Watch | None]) -> Non
 def report_stop(trainer: Trainer, exception: BaseException) -> None:
     """Say where a run goes on that somebody has stopped, and leave with a code that tells it.
 
+    Nothing is said where the loss of a process was reported: whoever started the processes has then ended the others.
+
     Args:
         trainer: The Trainer of the run.
         exception: What has ended it.
@@ -51,7 +53,7 @@ def report_stop(trainer: Trainer, exception: BaseException) -> None:
         reason = "Ctrl-C"
     else:
         return
-    if trainer.is_global_zero:
+    if trainer.is_global_zero and not has_lost_process():
         print(
             f"stopped by {reason} in round {trainer.current_epoch + 1}: {_remedy(trainer)}", file=sys.stderr, flush=True
         )

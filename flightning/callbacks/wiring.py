@@ -3,24 +3,38 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 from lightning.fabric.plugins import CheckpointIO
 from lightning.fabric.plugins.environments.slurm import SLURMEnvironment
-from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import Timer
 from lightning.pytorch.callbacks.timer import Interval
 from lightning.pytorch.utilities import rank_zero_warn
+from torch import nn
+from torch.utils._pytree import tree_leaves
+from torchmetrics import Metric
 
 from flightning.algorithms.base import FederatedMixin
+from flightning.algorithms.shared_metrics import unsynchronised
 from flightning.algorithms.state import ClientStates, worth_keeping
-from flightning.algorithms.stored_states import KeepsReferences, StoredClientStates
+from flightning.algorithms.stored_states import EvaluatedClientStates, KeepsReferences, StoredClientStates
 from flightning.datamodules.base import FederatedDataModule
+from flightning.datamodules.stream import BatchList
 from flightning.strategies.processes import Processes
 from flightning.strategies.spread_states import SpreadClientStates
 
-__all__ = ["connect_processes", "spread_client_states", "store_client_states"]
+__all__ = [
+    "connect_processes",
+    "evaluated_alone",
+    "is_repeated",
+    "read_client_states_late",
+    "spread_client_states",
+    "store_client_states",
+]
 
 #: Hooks in which a module may sum up an evaluation by itself.
 _SUMMARIES = ("batch_end", "epoch_end", "end")
@@ -74,6 +88,12 @@ def store_client_states(trainer: Trainer, module: FederatedMixin, folder: str | 
     trainer.strategy.checkpoint_io = checkpoint_io
 
 
+def read_client_states_late(module: FederatedMixin) -> None:
+    """Where nobody trains, read the files that a checkpoint refers to one by one, when their client is evaluated."""
+    if type(module.client_states) is ClientStates:
+        module.client_states = EvaluatedClientStates(module.client_states.state_dict())
+
+
 def spread_client_states(module: FederatedMixin, processes: Processes, keeps_optimizer: bool) -> bool:
     """Spread the states of clients over processes that train different ones; whether that changes who trains whom.
 
@@ -87,6 +107,29 @@ def spread_client_states(module: FederatedMixin, processes: Processes, keeps_opt
         return False
     module.client_states = SpreadClientStates(processes, module.client_states.state_dict())
     return True
+
+
+def is_repeated(loaders: Any, processes: Processes) -> bool:
+    """Whether every process evaluates all batches; loaders of others are spread by Lightning."""
+    own = [loader for loader in tree_leaves(loaders) if isinstance(loader, BatchList)]
+    return processes.count > 1 and bool(own) and not any(loader.is_shared for loader in own)
+
+
+@contextmanager
+def evaluated_alone(trainer: Trainer, module: FederatedMixin) -> Iterator[None]:
+    """Exchange nothing in an evaluation of which every process sees all samples: counts would be too large."""
+    gather, module.gather_evaluation = module.gather_evaluation, None
+    owners = [module, *(value for c in trainer.callbacks for value in _values_of(c))]  # type: ignore[attr-defined]
+    modules = [m for owner in owners if isinstance(owner, nn.Module) for m in owner.modules()]
+    with unsynchronised(m for m in modules if isinstance(m, Metric)):
+        yield
+    module.gather_evaluation = gather
+
+
+def _values_of(callback: Callback) -> Iterator[Any]:
+    """What a callback keeps, and what the dicts hold that it keeps."""
+    for value in vars(callback).values():
+        yield from value.values() if isinstance(value, dict) else (value,)
 
 
 def _run_folder(trainer: Trainer) -> Path:

@@ -121,8 +121,12 @@ class ClientLoaders(LightningDataModule):
         return self._loader(self.test_source, np.arange(len(self.test_source)))
 
     def predict_dataloader(self) -> BatchList | list[Any]:
-        """The global test set."""
-        return self.test_dataloader()
+        """The global test set; every process gets all of it, since predictions are not brought together."""
+        shard, self.evaluation_shard = self.evaluation_shard, (0, 1)
+        try:
+            return self.test_dataloader()
+        finally:
+            self.evaluation_shard = shard
 
     def _loader(self, source: Source, indices: NDArray[np.int64]) -> BatchList:
         size = self.eval_batch_size
@@ -132,7 +136,7 @@ class ClientLoaders(LightningDataModule):
             batches = batches[rank::count]
         elif count <= len(indices):  # every process needs a batch, or it would miss the exchange of metrics
             batches = [np.array_split(indices, count)[rank]]
-        return BatchList(len(batches), lambda: source.batches(batches))
+        return BatchList(len(batches), lambda: source.batches(batches), is_shared=1 < count <= len(indices))
 
     def _in_order(self, source: Source, indices: NDArray[np.int64]) -> Callable[[], Iterator[Any]]:
         size = self.eval_batch_size

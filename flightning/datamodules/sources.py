@@ -18,8 +18,8 @@ __all__ = ["DatasetSource", "PictureSource", "Source", "TensorSource", "as_sourc
 
 Indices = NDArray[np.int64]
 
-#: Samples gathered at a time, so that batches are slices and memory does not follow the client's size.
-GATHER = 2048
+#: Samples gathered at a time, and their bytes, so that batches are slices and memory does not follow the client's size.
+GATHER, GATHER_BYTES = 2048, 64 * 2**20
 
 
 class Source(ABC):
@@ -55,6 +55,8 @@ class Source(ABC):
 class GatheredSource(Source):
     """Samples in memory: one gather for a run of batches, which are then slices of it."""
 
+    _most: int | None = None
+
     @abstractmethod
     def gather(self, order: Indices) -> tuple[Tensor, Tensor]:
         """Inputs and targets of these samples, as a model gets them."""
@@ -65,16 +67,25 @@ class GatheredSource(Source):
 
     def batches(self, batches: Sequence[Indices]) -> Iterator[tuple[Tensor, Tensor]]:
         """Slices of gathered runs of batches."""
-        start = 0
+        start, most = 0, self._most_at_once(batches)
         while start < len(batches):
             stop, gathered = start, 0
-            while stop < len(batches) and (stop == start or gathered + len(batches[stop]) <= GATHER):
+            while stop < len(batches) and (stop == start or gathered + len(batches[stop]) <= most):
                 gathered += len(batches[stop])
                 stop += 1
             inputs, targets = self.gather(np.concatenate(batches[start:stop]))
             sizes = [len(b) for b in batches[start:stop]]
             yield from zip(torch.split(inputs, sizes), torch.split(targets, sizes), strict=True)
             start = stop
+
+    def _most_at_once(self, batches: Sequence[Indices]) -> int:
+        if self._most is None:
+            sample = next((b[:1] for b in batches if len(b)), None)
+            if sample is None:
+                return GATHER
+            size = sum(t.numel() * t.element_size() for t in self.gather(sample))
+            self._most = min(GATHER, max(1, GATHER_BYTES // max(1, size)))
+        return self._most
 
 
 class TensorSource(GatheredSource):
@@ -182,7 +193,7 @@ def _unit_scale(pictures: Tensor) -> Tensor:
 
 
 class DatasetSource(Source):
-    """Samples of a map-style data set, loaded by one `DataLoader` per round.
+    """Samples of a map-style data set, loaded by a `DataLoader` for each client of a round, or each evaluation.
 
     Args:
         dataset: The data set.

@@ -240,10 +240,11 @@ class BatchList:
     Args:
         length: How many batches.
         make: Makes the iterator.
+        is_shared: Whether other processes have other batches.
     """
 
-    def __init__(self, length: int, make: Callable[[], Iterator[Any]]) -> None:
-        self.length, self.make = length, make
+    def __init__(self, length: int, make: Callable[[], Iterator[Any]], is_shared: bool = False) -> None:
+        self.length, self.make, self.is_shared = length, make, is_shared
 
     def __len__(self) -> int:
         return self.length

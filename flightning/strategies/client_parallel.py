@@ -12,6 +12,8 @@ from lightning.pytorch.strategies import DDPStrategy, StrategyRegistry
 from torch import Tensor
 from torch.distributed import ReduceOp
 
+from flightning.errors import ConfigurationError
+
 __all__ = ["ClientParallelStrategy"]
 
 
@@ -44,7 +46,17 @@ class ClientParallelStrategy(DDPStrategy):
         return super().world_size
 
     def setup(self, trainer: Trainer) -> None:
-        """Set up as `ddp` does, and begin to look like one process."""
+        """Set up as `ddp` does, and begin to look like one process.
+
+        Raises:
+            ConfigurationError: Where BatchNorm is to be synchronised.
+        """
+        if self._layer_sync is not None:
+            raise ConfigurationError(
+                "`sync_batchnorm=True` would exchange statistics in every forward pass, but under `client_parallel` "
+                "processes train different clients, with different numbers of steps: remove it, or use "
+                "`strategy: ddp`."
+            )
         super().setup(trainer)
         self._is_set_up = True
 

@@ -78,7 +78,8 @@ class Processes:
     def wait(self) -> None:
         """Wait until all processes are here."""
         if self.count > 1:
-            dist.all_reduce(torch.zeros(1, device=self.device))
+            dist.all_reduce(flag := torch.zeros(1, device=self.device))
+            flag.item()  # on a GPU, the exchange alone holds up what comes after it there and not this process
 
     def gather(self, tree: Any) -> list[Any]:
         """Values of all processes, in order, such as dicts and lists with tensors; these arrive on the CPU."""
@@ -108,7 +109,7 @@ class Processes:
         """Add tensors of double precision over all processes, in place and in one exchange."""
         if self.count == 1 or not tensors:
             return
-        flat = torch.cat([t.reshape(-1) for t in tensors]).to(self.device)
+        flat = torch.cat([t.reshape(-1).to(self.device) for t in tensors])
         dist.all_reduce(flat)
         for tensor, part in zip(tensors, torch.split(flat, [t.numel() for t in tensors]), strict=True):
             tensor.copy_(part.view_as(tensor))
@@ -116,9 +117,16 @@ class Processes:
     @torch.no_grad()
     def agree_on(self, tensors: Iterable[Tensor]) -> None:
         """Where all train the same client, take these tensors from the first process, such as BatchNorm statistics."""
-        if self.split_batches:
-            for tensor in tensors:
-                dist.broadcast(tensor, 0)
+        if not self.split_batches:
+            return
+        alike: dict[torch.dtype, list[Tensor]] = {}
+        for tensor in tensors:
+            alike.setdefault(tensor.dtype, []).append(tensor)
+        for group in alike.values():  # in one exchange: a small one takes as long as a large one
+            flat = torch.cat([t.reshape(-1) for t in group])
+            dist.broadcast(flat, 0)
+            for tensor, part in zip(group, torch.split(flat, [t.numel() for t in group]), strict=True):
+                tensor.copy_(part.view_as(tensor))
 
     def merge(self, reducer: Reducer, told: Any = None) -> list[Any]:
         """Let a reducer hold the uploads of the clients of all processes.

@@ -67,6 +67,7 @@ class Watch(threading.Thread):
         self._trainer, self._say_stopped = trainer, say_stopped
         self._children = list(getattr(trainer.strategy.launcher, "procs", []))
         self._stopped = threading.Event()
+        self._dead_before_sigterm: list[int] = []
         _lost.clear()
         _replace_observer()
         self._sigterm = SigtermListener(self._note_sigterm)
@@ -92,6 +93,7 @@ class Watch(threading.Thread):
         """Let the loops of all processes end at their next step, or their exchange fail."""
         connector = self._trainer._signal_connector
         if not connector.received_sigterm:
+            self._dead_before_sigterm = self._find_dead()  # a launcher ends the others where one was lost
             connector.received_sigterm = True
             for pid in self._beside.values():
                 with contextlib.suppress(OSError):  # it has ended
@@ -101,6 +103,7 @@ class Watch(threading.Thread):
     def _end(self) -> None:
         if self._trainer.received_sigterm:  # the others have ended for the same reason
             if not self._stopped.wait(GRACE):
+                self.report_lost_before_sigterm()
                 self._say_stopped()
                 os._exit(128 + signal.SIGTERM)
             return
@@ -121,7 +124,13 @@ class Watch(threading.Thread):
 
     def report(self) -> None:
         """Name the processes that have ended, once."""
-        dead = self._find_dead()
+        self._report(self._find_dead())
+
+    def report_lost_before_sigterm(self) -> None:
+        """Name the processes that had ended before SIGTERM came, and for which it may have come."""
+        self._report(self._dead_before_sigterm)
+
+    def _report(self, dead: list[int]) -> None:
         if dead and not has_lost_process():
             _lost.set()
             who = " and ".join(self._names[rank] for rank in dead)
@@ -153,6 +162,9 @@ def _is_alive(pid: int) -> bool:
         return False
     except PermissionError:
         return True
+    with contextlib.suppress(OSError):  # no Linux, or it has ended just now
+        # a process that has ended stays in the table until its parent asks for it
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in ("Z", "X")
     return True
 
 

@@ -1,4 +1,5 @@
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -7,7 +8,7 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 
 from flightning.algorithms import SCAFFOLD, SOLO, FedAvg
 from flightning.algorithms.state import ClientStates
-from flightning.algorithms.stored_states import StoredClientStates
+from flightning.algorithms.stored_states import EvaluatedClientStates, StoredClientStates
 from flightning.callbacks import Federation
 from flightning.errors import CheckpointError, ConfigurationError
 from tests.classification import Crash, assert_equal_nested, assert_same, make_data, make_module, run
@@ -297,3 +298,63 @@ def test_validation_reads_the_files_of_the_checkpoint(tmp_path):
         make_module(SOLO, seed=4), datamodule=make_data(), ckpt_path=str(tmp_path / "last.ckpt"), verbose=False
     )
     assert metrics["val/accuracy"] == pytest.approx(rounds[-1]["val/accuracy"])
+
+
+def test_an_evaluation_leaves_files_unread_that_it_does_not_need(tmp_path):
+    saving = ModelCheckpoint(dirpath=tmp_path, save_last=True, save_top_k=0)
+    _, rounds = run(SCAFFOLD, 2, federation=federation(tmp_path / "states"), callbacks=[saving])
+    for path in (tmp_path / "states").glob("*/*.state"):
+        path.write_bytes(b"unreadable")
+    (metrics,) = make_trainer(1).validate(
+        make_module(SCAFFOLD, seed=4), datamodule=make_data(), ckpt_path=str(tmp_path / "last.ckpt"), verbose=False
+    )
+    assert metrics["val/accuracy"] == pytest.approx(rounds[-1]["val/accuracy"])
+
+
+def test_states_that_were_evaluated_go_on_in_memory(tmp_path):
+    kept, evaluated, memory = stored(tmp_path, c1=1.0, c12=2.0).state_dict(), EvaluatedClientStates({}), ClientStates()
+    evaluated.load_state_dict(kept)
+    assert (list(evaluated), len(evaluated), 12 in evaluated, 2 in evaluated) == ([1, 12], 2, True, False)
+    assert (value(evaluated, 12), evaluated.load(2, CPU)) == (2.0, {})
+    memory.load_state_dict(evaluated.state_dict())
+    assert (list(memory), value(memory, 1)) == ([1, 12], 1.0)
+
+
+def test_the_second_process_to_write_the_same_state_leaves_the_file_alone(tmp_path):
+    stored(tmp_path, c1=1.0)
+    (path,) = tmp_path.glob("*/*.state")
+    before = path.stat().st_ino
+    assert value(stored(tmp_path, c1=1.0), 1) == 1.0
+    assert path.stat().st_ino == before
+
+
+def test_processes_of_two_machines_may_have_the_same_number(tmp_path, monkeypatch):
+    written = []
+    replace = os.replace
+    monkeypatch.setattr(os, "replace", lambda a, b: written.append(Path(a).name) or replace(a, b))
+    for _ in range(2):
+        stored(tmp_path, c1=1.0)
+        next(tmp_path.glob("*/*.state")).unlink()
+    assert len(set(written)) == 2
+
+
+def test_a_round_that_replaces_no_state_looks_at_no_file(tmp_path, monkeypatch):
+    states = stored(tmp_path, c1=1.0)
+    monkeypatch.setattr(Path, "read_text", lambda self: pytest.fail(f"{self} was read"))
+    monkeypatch.setattr(Path, "exists", lambda self: pytest.fail(f"{self} was looked for"))
+    states.end_round()
+
+
+def test_the_needs_of_checkpoints_are_read_once(tmp_path, monkeypatch):
+    states, reads = stored(tmp_path, c1=1.0), []
+    states.refer(tmp_path / "a.ckpt", ["1"])
+    (tmp_path / "a.ckpt").touch()
+    read_text = Path.read_text
+    monkeypatch.setattr(Path, "read_text", lambda self: reads.append(self) or read_text(self))
+    for _ in range(3):
+        states.save(1, {"w": torch.rand(())})
+        states.refer(tmp_path / "a.ckpt", states.state_dict()["files"].values())
+        states.release(tmp_path / "a.ckpt", states.state_dict()["files"].values())
+        states.end_round()
+    assert reads == []
+    assert len(files(tmp_path)) == 1

@@ -41,11 +41,14 @@ def refuse(match, module=None, data=None, federation=None, callbacks=(), **kwarg
         ),
         ({"overfit_batches": 3}, r"`overfit_batches=3` would cut .*: set `federation.local_steps` to a small number"),
         ({"limit_train_batches": 5}, r"`limit_train_batches=5` would cut .*: set `federation.local_steps` or"),
+        ({"limit_train_batches": 1}, r"`limit_train_batches=1` would cut .*: set `federation.local_steps` or"),
         ({"max_steps": 10}, r"`max_steps=10` would stop inside a round: set `max_epochs`"),
         (
             {"val_check_interval": 0.5},
             r"`val_check_interval=0.5` would validate the weights of a single client: remove it",
         ),
+        ({"val_check_interval": 1}, r"`val_check_interval=1` would validate the weights of a single client: remove it"),
+        ({"val_check_interval": "00:00:10:00"}, r"`val_check_interval` of 600.* seconds would validate the weights of"),
     ],
 )
 def test_trainer_settings_that_cut_through_a_round(option, match):
@@ -57,6 +60,20 @@ def test_a_device_without_double_precision():
     trainer.strategy._root_device = torch.device("mps")  # there is none to be asked for here
     with pytest.raises(ConfigurationError, match=r"the device `mps` .* lacks: .*`--trainer.accelerator cpu`"):
         check_trainer(trainer)
+
+
+def test_all_batches_may_be_asked_for():
+    fit(make_module(FedAvg), make_data(), 1, limit_train_batches=1.0, val_check_interval=1.0)
+
+
+@pytest.mark.parametrize("loop", ["lightning", "fused"])
+def test_a_hook_that_cuts_through_a_round_is_refused_when_it_ends(loop):
+    class Impatient(FedAvg):
+        def on_train_batch_start(self, batch, batch_idx):
+            return -1 if self.trainer.current_epoch == 1 else None
+
+    with pytest.raises(ConfigurationError, match=r"round 2 has ended before its clients .*`on_train_batch_start`"):
+        fit(make_module(Impatient), make_data(), 3, Federation(local_loop=loop))
 
 
 @pytest.mark.parametrize(

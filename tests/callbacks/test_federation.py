@@ -10,10 +10,11 @@ from torch import nn
 from torch.utils.data import Dataset
 
 from flightning.algorithms import SOLO, FedAvg, FedAvgMixin
-from flightning.callbacks import Federation
+from flightning.callbacks import Federation, LastCheckpoint, planning
 from flightning.datamodules import IID, FederatedDataModule
 from flightning.datamodules.synthetic import Quadratic
 from flightning.errors import ClientError, ConfigurationError
+from flightning.functional.cohort import sample_cohort
 from tests.classification import BatchNormNet, RoundMemory, assert_same, make_data, make_module, run, weights_of
 from tests.problems import QuadraticModule, fit, fit_quadratic, make_trainer
 
@@ -711,6 +712,29 @@ def test_a_trainer_can_validate_test_and_predict_afterwards():
     predicted = torch.cat(trainer.predict(module, datamodule=data))
     assert predicted.shape == (12, 3)
     assert all(torch.equal(before[n], w) for n, w in weights_of(module).items())
+
+
+def test_a_second_fit_counts_steps_on_and_saves_its_rounds(tmp_path):
+    module, data = make_module(FedAvg), make_data()
+    trainer = make_trainer(1, callbacks=[LastCheckpoint(tmp_path)], enable_checkpointing=True)
+    trainer.fit(module, datamodule=data)
+    steps = trainer.global_step
+    trainer.fit_loop.max_epochs = 2
+    trainer.fit(module, datamodule=data)
+    assert trainer.global_step == 2 * steps
+    assert torch.load(tmp_path / "last.ckpt", weights_only=False)["epoch"] == 1
+
+
+def test_the_cohort_of_a_round_is_drawn_once(monkeypatch):
+    drawn = []
+
+    def draw(*args):
+        drawn.append(args)
+        return sample_cohort(*args)
+
+    monkeypatch.setattr(planning, "sample_cohort", draw)
+    fit(make_module(FedAvg), make_data(), 4)
+    assert len(drawn) == 4
 
 
 def test_randomness_of_a_client_does_not_depend_on_the_others():

@@ -132,6 +132,35 @@ def test_closures_are_passed_to_an_optimizer_that_calls_them_again():
     assert lightning.w.item() == fused.w.item() != 0
 
 
+class Foreign(torch.optim.SGD):
+    """As optimizers of other packages: it calls the closure without gradients, and keeps those of frozen weights."""
+
+    cleared = 0
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        closure()
+        super().step()
+
+    def zero_grad(self, set_to_none=True):
+        self.cleared += 1
+        super().zero_grad(set_to_none)
+
+
+def test_an_optimizer_of_another_package_is_used_as_lightning_uses_it():
+    class Composed(FedAvgMixin, QuadraticModule):
+        def configure_optimizers(self):
+            self.mine = Foreign(self.parameters(), lr=0.1)
+            return self.mine
+
+    (lightning, listened), (fused, direct) = (
+        (module := Composed(), fit(module, Quadratic(), 2, Federation(local_steps=3, local_loop=loop), callbacks))
+        for loop, callbacks in (("lightning", [Listener()]), ("fused", []))
+    )
+    assert lightning.w.item() == fused.w.item() != 0
+    assert lightning.mine.cleared == fused.mine.cleared == listened.global_step == direct.global_step == 18
+
+
 @pytest.mark.parametrize("loop", ["lightning", "fused"])
 def test_schedulers_step_once_per_round(loop):
     class Scheduled(FedAvgMixin, QuadraticModule):

@@ -101,6 +101,19 @@ def test_corrections_come_after_unscaling(mixin, loop):
     assert_same(quadratic(mixin), quadratic(mixin, [scaling()], loop))
 
 
+class Fused(QuadraticModule):
+    """Its optimizer unscales gradients inside its step."""
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=self.lr, fused=True)
+
+
+@pytest.mark.parametrize("loop", LOOPS)
+@pytest.mark.parametrize("mixin", [FedAvgMixin, SCAFFOLDMixin])
+def test_corrections_come_after_unscaling_where_the_optimizer_does_it_itself(mixin, loop):
+    assert_same(quadratic(mixin, cls=Fused), quadratic(mixin, [scaling()], loop, cls=Fused))
+
+
 @pytest.mark.parametrize("loop", LOOPS)
 def test_clipping_comes_after_unscaling(loop):
     # gradients of the quadratic problem are of the order 1, so that a limit of 0.1 clips all of them

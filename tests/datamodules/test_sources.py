@@ -3,7 +3,7 @@ import pytest
 import torch
 from torch.utils.data import Dataset, TensorDataset
 
-from flightning.datamodules.sources import GATHER, DatasetSource, TensorSource, as_source
+from flightning.datamodules.sources import GATHER, GATHER_BYTES, DatasetSource, TensorSource, as_source
 from flightning.errors import ConfigurationError
 
 INPUTS, TARGETS = torch.arange(12.0).view(6, 2), torch.tensor([0, 1, 2, 0, 1, 2])
@@ -37,6 +37,21 @@ def test_batches_do_not_depend_on_how_many_are_gathered_at_once():
     parts = np.random.default_rng(0).permutation(len(inputs)).reshape(-1, size)
     for part, (batch, _) in zip(parts, source.batches(list(parts)), strict=True):
         assert batch.tolist() == inputs[torch.from_numpy(part)].tolist()
+
+
+def test_large_samples_are_gathered_in_few_bytes(monkeypatch):
+    gathered = []
+
+    class Watched(TensorSource):
+        def gather(self, order):
+            gathered.append(len(order))
+            return super().gather(order)
+
+    size = GATHER_BYTES // 4 // 4  # numbers of a sample of which four fill the limit, but for its target
+    source = Watched(torch.zeros(1, size - 2).expand(6, -1), torch.zeros(6, dtype=torch.long))
+    batches = [np.array([i]) for i in range(6)]
+    assert len(list(source.batches(batches))) == len(list(source.batches(batches))) == 6
+    assert gathered == [1, 4, 2, 4, 2]  # one sample tells how large they are
 
 
 def test_batches_are_copies():

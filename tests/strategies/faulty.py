@@ -30,11 +30,36 @@ class Pause(Callback):
 
     def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
         if trainer.current_epoch == self.round_index and batch_idx == 0:
-            ready = self.folder / f"ready-{trainer.global_rank}"
-            ready.with_suffix(".tmp").write_text(str(os.getpid()))
-            ready.with_suffix(".tmp").rename(ready)
-            while trainer.global_rank in self.ranks and not trainer.received_sigterm:
-                time.sleep(0.02)
+            self.pause(trainer)
+
+    def pause(self, trainer):
+        ready = self.folder / f"ready-{trainer.global_rank}"
+        ready.with_suffix(".tmp").write_text(str(os.getpid()))
+        ready.with_suffix(".tmp").rename(ready)
+        while trainer.global_rank in self.ranks and not trainer.received_sigterm:
+            time.sleep(0.02)
+
+
+class PauseInside(Pause):
+    """The same inside of the first local step, when a whole client is one item of the stream."""
+
+    def on_after_backward(self, trainer, pl_module):
+        if trainer.current_epoch == self.round_index and pl_module.client.steps == 0:
+            self.pause(trainer)
+
+    def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
+        pass
+
+
+class Fail(Callback):
+    """Raise in one process, after the first local step of the third round."""
+
+    def __init__(self, rank):
+        self.rank = rank
+
+    def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
+        if trainer.current_epoch == 2 and trainer.global_rank == self.rank:
+            raise ZeroDivisionError("a fault of this process alone")
 
 
 def far_apart():
@@ -44,18 +69,31 @@ def far_apart():
     heartbeat.BEAT, heartbeat.STALE = 0.5, 5.0
 
 
-def main(folder, pause=None, waiting=(0, 1), apart=False, name="SCAFFOLD", federation=None, resume=False, **options):
+def main(
+    folder,
+    pause=None,
+    waiting=(0, 1),
+    inside=False,
+    apart=False,
+    fails=None,
+    name="SCAFFOLD",
+    federation=None,
+    resume=False,
+    **options,
+):
     torch.set_num_threads(1)
     warnings.filterwarnings("ignore")
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
     folder = Path(folder)
     if apart:
         far_apart()
+    faults = [] if pause is None else [(PauseInside if inside else Pause)(folder, pause, waiting)]
+    faults += [] if fails is None else [Fail(fails)]
     module, _ = digits.run(
         name,
         ROUNDS,
         federation={"state_dir": str(folder / "states"), **(federation or {})},
-        callbacks=[LastCheckpoint(folder), *([] if pause is None else [Pause(folder, pause, waiting)])],
+        callbacks=[LastCheckpoint(folder), *faults],
         ckpt_path=str(folder / "last.ckpt") if resume else None,
         enable_checkpointing=True,
         **options,

@@ -116,6 +116,27 @@ def test_a_killed_run_of_one_process_goes_on_in_two(whole, tmp_path):
     assert distance(whole, finished(tmp_path, **PAIR)) < 1e-6
 
 
+@pytest.mark.parametrize("rank", [1, pytest.param(0, marks=pytest.mark.slow)])
+def test_an_error_in_one_process_ends_all_and_its_rank_is_named(tmp_path, rank):
+    code, text = ended(start(tmp_path, fails=rank, **PAIR), tmp_path)
+    assert code not in (0, None)
+    assert "ZeroDivisionError: a fault of this process alone" in text
+    assert f"error: rank {rank} (process " in text
+    assert f"ended before the run was over, so rank {1 - rank} stops, too" in text
+
+
+def test_a_killed_process_is_named_under_torchrun(tmp_path):
+    options = json.dumps({"pause": 2, **PAIR})
+    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    process = start(tmp_path, *torchrun, "-m", "tests.strategies.faulty", str(tmp_path), options)
+    pid = [ready(tmp_path, process, rank) for rank in range(2)][1]
+    os.kill(pid, signal.SIGKILL)
+    code, text = ended(process, tmp_path)
+    assert code not in (0, None)
+    assert f"error: rank 1 (process {pid}) ended before the run was over, so rank 0 stops, too" in text
+    assert "stopped by SIGTERM" not in text
+
+
 @pytest.mark.slow
 def test_the_first_process_is_missed_by_the_others(tmp_path):
     pid, code, text = broken_off(tmp_path, rank=0, **PAIR)
@@ -158,6 +179,19 @@ def test_sigterm_stops_all_processes(tmp_path, layout):
     assert f"stopped by SIGTERM in round 3: `{tmp_path}/last.ckpt` holds the rounds before it" in text
     assert "ended before the run was over" not in text
     assert torch.load(tmp_path / "last.ckpt", weights_only=False)["epoch"] == 1
+
+
+@pytest.mark.parametrize("rank", [0, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("layout", [PAIR, DDP], ids=["client_parallel", "ddp"])
+def test_sigterm_stops_a_client_in_the_midst_of_its_steps(tmp_path, layout, rank):
+    federation = {"local_loop": "fused", "local_steps": 200_000}  # nobody waits for the end of a client
+    process = start(tmp_path, pause=0, inside=True, federation=federation, **layout)
+    os.kill([ready(tmp_path, process, r) for r in range(2)][rank], signal.SIGTERM)
+    code, text = ended(process, tmp_path)
+    assert code == 128 + signal.SIGTERM
+    assert "stopped by SIGTERM in round 1: no round was finished and saved" in text
+    assert "ended before the run was over" not in text
+    assert "Traceback" not in text
 
 
 @pytest.mark.parametrize("to_all", [False, True])

@@ -12,14 +12,14 @@ DDP = {"strategy": "ddp", "devices": 2}
 #: Their terms couple the samples of a batch, and see only the part of a process.
 COUPLED = ("FedCD", "FedIR", "FedRL", "RFedAvg", "RFedAvgPlus", "VHL")
 SAME_UNDER_DDP = [name for name in READY_MADE if name not in COUPLED]
-#: A server with state, a teacher of each client, weights that stay with clients.
-REPEATED = ("SCAFFOLD", "MOON", "FedBN")
+REPEATED = READY_MADE
 #: Seven batches of the test set.
 EVALUATION = {"eval_batch_size": 60}
 
 CASES = {
     **{f"parallel/{name}": {"name": name, "data": EVALUATION, **PAIR} for name in READY_MADE},
     **{f"ddp/{name}": {"name": name, "net": "PlainNet", **DDP} for name in SAME_UNDER_DDP},
+    **{f"ddp coupled/{name}": {"name": name, "net": "PlainNet", **DDP} for name in COUPLED},
     **{f"again/{name}": {"name": name, "data": EVALUATION, **PAIR} for name in REPEATED},
     "fused": {"name": "SCAFFOLD", "federation": {"local_loop": "fused"}, **PAIR},
     "idle": {"name": "FedProx", "federation": {"participation": 1}, "saves": True, "rounds": 3, **PAIR},
@@ -35,6 +35,11 @@ CASES = {
     "coarse evaluation": {"name": "SOLO", "data": {"eval_batch_size": 512}, **PAIR},
     "growing": {"name": "FedMA", "arguments": {"growing": True, "sigma": 0.05}, "data": EVALUATION, **PAIR},
     "CCVR": {"name": "FedAvg", "callbacks": ["CCVR"], "data": EVALUATION, **PAIR},
+    "own evaluation": {"name": "Counting", "callbacks": ["Seen"], **PAIR},
+    "own evaluation ddp": {"name": "Counting", "net": "PlainNet", "callbacks": ["Seen"], **DDP},
+    "one test sample": {"name": "FedAvg", "callbacks": ["Seen"], "data": {"tests": 1}, **PAIR},
+    "stop": {"name": "FedAvg", "callbacks": ["Stop"], "rounds": 3, **PAIR},
+    "stop ddp": {"name": "FedAvg", "net": "PlainNet", "callbacks": ["Stop"], "rounds": 3, **DDP},
     "bf16": {"name": "SCAFFOLD", "precision": "bf16-mixed", **PAIR},
     "ddp fused": {"name": "FedProx", "net": "PlainNet", "federation": {"local_loop": "fused"}, **DDP},
     # 32 samples in batches of 5: six full ones (3 + 2 samples) and one of 2; 31 samples end with a single one
@@ -102,6 +107,31 @@ def test_two_runs_of_the_same_layout_are_bit_identical(ranks, name):
 @pytest.mark.parametrize("key", ["fused", "idle", "idle fused", "coarse evaluation", "growing"])
 def test_other_settings_agree_with_one_process(ranks, key):
     assert_agrees(ranks[0][key], single(CASES[key]))
+
+
+@pytest.mark.parametrize(
+    ("fused", "lightning"), [("fused", "parallel/SCAFFOLD"), ("ddp fused", "ddp/FedProx")], ids=["parallel", "ddp"]
+)
+def test_loops_agree_to_the_last_bit_in_the_same_layout(ranks, fused, lightning):
+    for part in ("weights", "server", "clients", "global_step"):
+        assert_equal_nested(ranks[0][fused][part], ranks[0][lightning][part])
+
+
+@pytest.mark.parametrize("key", ["own evaluation", "own evaluation ddp"])
+def test_samples_are_counted_once_where_every_process_evaluates_all(ranks, key):
+    metrics = ranks[0][key]["metrics"]
+    assert metrics["val/samples"] == metrics["val/seen"] == 360
+    assert_agrees(ranks[0][key], single(CASES[key]), tolerance=1e-5)
+
+
+def test_a_test_set_smaller_than_the_number_of_processes_is_counted_once(ranks):
+    assert ranks[0]["one test sample"]["metrics"]["val/seen"] == 1
+    assert_agrees(ranks[0]["one test sample"], single(CASES["one test sample"]))
+
+
+@pytest.mark.parametrize("key", ["stop", "stop ddp"])
+def test_all_processes_stop_where_one_was_asked_to(ranks, key):
+    assert [rank[key]["metrics"]["round"] for rank in ranks] == [1, 1]
 
 
 @pytest.mark.parametrize("key", ["logs", "logs idle", "logs fused"])
