@@ -160,13 +160,16 @@ def test_warm_up_rounds_are_marked_and_only_they():
     assert sum(r["round/bytes_up"] + r["round/bytes_down"] for r in rounds if r["round/warmup"]) == 2 * 2 * weights
 
 
+class Steps(CDFDM):
+    """Keep how many local steps each client took in its last round."""
+
+    def on_client_end(self):
+        self.steps = {**getattr(self, "steps", {}), self.client.id: self.client.steps}
+        return super().on_client_end()
+
+
 def test_the_first_round_trains_on_shared_samples():
     # 2 epochs in batches of 4 over own and as many shared samples; a first round on own samples would not end
-    class Steps(CDFDM):
-        def on_client_end(self):
-            self.steps = {**getattr(self, "steps", {}), self.client.id: self.client.steps}
-            return super().on_client_end()
-
     federated = data()
     module, _ = run(Steps, 1, data=federated, shared_ratio=0.5)
     assert [module.steps[k] for k in range(3)] == [2 * math.ceil(len(part) / 4) for part in federated.parts]
@@ -174,9 +177,11 @@ def test_the_first_round_trains_on_shared_samples():
 
 
 def test_private_stage_takes_shared_samples_back():
+    # 2 epochs in batches of 4 over own samples alone
     federated = data()
-    _, rounds = run(CDFDM, 3, data=federated, warmup_rounds=2, stage_data="private", shared_ratio=1.0)
+    module, rounds = run(Steps, 3, data=federated, warmup_rounds=2, stage_data="private", shared_ratio=1.0)
     assert all(np.array_equal(a, b) for a, b in zip(federated.parts, federated.own_parts, strict=True))
+    assert [module.steps[k] for k in range(3)] == [2 * math.ceil(len(part) / 4) for part in federated.own_parts]
     assert len(rounds) == 3
 
 
