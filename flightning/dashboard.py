@@ -146,8 +146,8 @@ def create(entity: str, project: str, name: str) -> str:
         from wandb_workspaces.workspaces import Section as WorkspaceSection
     except ImportError as error:
         raise ConfigurationError(
-            f"a dashboard needs the package `{error.name}`: install it with `pip install 'flightning[dashboard]'`, or "
-            "see what it would contain with `--dry-run`."
+            f"a dashboard needs the package `{error.name}`: run `pip install -e '.[dashboard]'` in the clone, or see "
+            "what it would contain with `--dry-run`."
         ) from error
     sections = [
         WorkspaceSection(

@@ -49,12 +49,15 @@ def explain(
     Example:
         >>> explain("Unrecognized arguments: --trainer.presision 16", ["--trainer.precision", "--data"])
         'there is no option `--trainer.presision`. Did you mean `--trainer.precision`?'
+        >>> explain("Option 'mu' is not accepted", ["--help", "--net", "--net.help", "--num_classes"])
+        'there is no option `mu` here. Known names: `net`, `num_classes`.'
         >>> explain('Parser key "mu":\n  Expected a <class \'float\'>. Got value: abc')
         '`mu=abc` must be a number.'
     """
     rules: list[Callable[[], str | None]] = [
         lambda: _unnamed_rule(message, given),
         lambda: _unknown_option(message, options),
+        lambda: _left_over(message, given),
         lambda: _missing(message),
         lambda: _unknown_verb(message, verbs),
         lambda: _wrong_type(message),
@@ -88,11 +91,27 @@ def _unknown_option(message: str, options: Iterable[str]) -> str | None:
     if found := re.search(r"Unrecognized arguments: (--[^\s=]+)", message):
         return f"there is no option `{found[1]}`. {nearest(found[1], options)}"
     if found := re.search(r"Option '(\w+)' is not accepted", message):
+        # the parser that says so is that of the class at fault
+        own = {option.strip("-+") for option in options if option.startswith("--") and "." not in option} - {"help"}
+        if own:
+            return f"there is no option `{found[1]}` here. {nearest(found[1], own)}"
         return (
-            f"there is no option `{found[1]}` here: `flightning fit --model.help FedAvg`, or `--data.help Digits`, "
-            "lists those of a class."
+            f"there is no option `{found[1]}` here: `flightning fit --model.help NAME`, or `--data.help NAME`, lists "
+            "those of a class."
         )
     return None
+
+
+def _left_over(message: str, given: Sequence[str]) -> str | None:
+    """Where an option that takes one value was given several."""
+    if not (found := re.search(r"Unrecognized arguments: ([^-\s]\S*)", message)) or found[1] not in given:
+        return None
+    before = [a for a in given[: given.index(found[1])] if a.startswith("--")]
+    owner = f"`{before[-1].partition('=')[0]}` takes one value" if before else "it belongs to no option"
+    return (
+        f"`{found[1]}` is left over: {owner}. Write a list as `[1,2]`; several partitions are compared by `flightning "
+        "partition`, or by `flightning compare` with a grid file."
+    )
 
 
 def _missing(message: str) -> str | None:

@@ -9,7 +9,9 @@ from flightning.errors import ConfigurationError
 __all__ = ["ensure_writable"]
 
 
-def ensure_writable(folder: Path, what: str = "the run's folder", option: str = "`--trainer.default_root_dir`") -> None:
+def ensure_writable(
+    folder: Path, what: str = "the run's folder", option: str = "`--run_folder` or `--trainer.default_root_dir`"
+) -> None:
     """Make the folder and try to write in it.
 
     Args:

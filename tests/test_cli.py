@@ -3,6 +3,7 @@
 import csv
 import json
 import re
+import sys
 from pathlib import Path
 
 import pytest
@@ -90,6 +91,27 @@ def test_short_names_and_nested_options():
     assert config["data"]["init_args"]["partition"]["init_args"]["alpha"] == 0.1
     saved = torch.load(run_of("digits-fedprox") / "checkpoints" / "last.ckpt")
     assert saved["state_dict"]["net.fc1.1.weight"].shape == (8, 64)  # the shape of the digits came from the data
+
+
+@pytest.mark.parametrize("net", ["Small", "make_small"])
+def test_a_net_of_your_own_is_a_subclass_of_net_or_a_function(net, monkeypatch):
+    Path("my_nets.py").write_text(
+        "from torch import nn\n"
+        "from flightning.nets import Net\n"
+        "class Small(Net):\n"
+        "    def __init__(self, input_shape, num_classes):\n"
+        "        super().__init__(input_shape, num_classes)\n"
+        "        self.fc1 = nn.Sequential(nn.Flatten(), nn.Linear(64, 5), nn.ReLU())\n"
+        "        self.head = nn.Linear(5, num_classes)\n"
+        "def make_small(input_shape, num_classes):\n"
+        "    return nn.Sequential(nn.Flatten(), nn.Linear(64, 5), nn.ReLU(), nn.Linear(5, num_classes))\n"
+    )
+    monkeypatch.syspath_prepend(Path.cwd())
+    monkeypatch.delitem(sys.modules, "my_nets", raising=False)
+    assert main([*ONE, "--model.net", f"my_nets.{net}"]) == 0
+    weights = torch.load(run_of() / "checkpoints" / "last.ckpt", weights_only=True)["state_dict"]
+    assert sum(w.numel() for w in weights.values()) == 64 * 5 + 5 + 5 * 10 + 10
+    sys.modules.pop("my_nets")
 
 
 def test_runs_are_numbered_and_can_be_put_elsewhere():
@@ -247,7 +269,13 @@ def test_an_option_of_a_rule_asks_for_the_rule(capsys, option, answer):
         (["--optimizer", "Adamm"], "`Adamm` is no class that flightning knows. Did you mean `Adam`"),
         (["--lr_scheduler", "StepLRR"], "`StepLRR` is no class that flightning knows. Did you mean `StepLR`"),
         (["--model", "nosuch.Model"], "`nosuch.Model` cannot be imported (No module named 'nosuch')"),
-        (["--model.mu", "1"], "there is no option `mu` here: `flightning fit --model.help FedAvg`"),
+        (["--model.mu", "1"], "there is no option `mu` here. Known names: `class_names`, `input_shape`, `net`, `num"),
+        (["--model", "FedProx", "--model.nu", "1"], "there is no option `nu` here. Did you mean `mu`"),
+        (["--model.net", "MLP", "--model.net.hiden", "[3]"], "there is no option `hiden` here. Did you mean `hidden`?"),
+        (
+            ["--data.partition.alpha", "0.1", "5"],
+            "`5` is left over: `--data.partition.alpha` takes one value. Write a list as `[1,2]`; several partitions",
+        ),
         (["--trainer.presision", "16"], "there is no option `--trainer.presision`. Did you mean `--trainer.precision`"),
         (["--trainer.max_epochs", "many"], "`trainer.max_epochs=many` must be a whole number."),
         (["--optimizer.lr", "fast"], "`lr=fast` must be a number."),
@@ -287,6 +315,13 @@ def test_an_unwritable_folder_is_refused_before_training(capsys):
     message = refused(capsys, *ONE, "--trainer.default_root_dir", "file")
     assert message.startswith("the run's folder `file/digits-fedavg/version_0` cannot be written")
     assert "`--trainer.default_root_dir`" in message
+
+
+def test_an_unwritable_folder_that_was_named_is_refused_with_its_own_option(capsys):
+    Path("file").write_text("")
+    message = refused(capsys, *ONE, "--run_folder", "file/mine")
+    assert message.startswith("the run's folder `file/mine` cannot be written")
+    assert "choose another with `--run_folder` or" in message
 
 
 def test_messages_that_are_not_known_are_passed_on():

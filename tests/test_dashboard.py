@@ -117,4 +117,4 @@ def test_without_account_the_remedy_is_named(tmp_path):
 def test_without_the_package_the_remedy_is_named(monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "wandb_workspaces.reports.v2", None)
     assert run(["--entity", "team", "--project", "fl"]) == 2
-    assert "pip install 'flightning[dashboard]'" in capsys.readouterr().err
+    assert "pip install -e '.[dashboard]'" in capsys.readouterr().err

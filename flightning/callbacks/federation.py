@@ -99,9 +99,12 @@ class Federation(RoundCheckpoints):
             )
         for name, value in (("local_epochs", local_epochs), ("local_steps", local_steps)):
             if value is not None and value < 1:
-                raise ConfigurationError(f"`{name}={value}` must be at least 1.")
+                raise ConfigurationError(f"`{name}={value}` must be at least 1: use 1 for the shortest round.")
         if serialisation_overhead < 0:
-            raise ConfigurationError(f"`serialisation_overhead={serialisation_overhead}` must be at least 0 bytes.")
+            raise ConfigurationError(
+                f"`serialisation_overhead={serialisation_overhead}` must be at least 0 bytes: use 0 to count the "
+                "numbers alone."
+            )
         for name, choice, known in (
             ("sampler", sampler, tuple(SAMPLERS)),
             ("weighting", weighting, ("samples", "uniform")),

@@ -57,8 +57,8 @@ class Table:
             import datasets
         except ImportError as error:
             raise ConfigurationError(
-                f"`{self.path}` needs the package `datasets`, which cannot be imported ({error}): run `pip install "
-                "'flightning[huggingface]'`."
+                f"`{self.path}` needs the package `datasets`, which cannot be imported ({error}): run `pip install -e "
+                "'.[huggingface]'` in the clone, or `pip install datasets pillow`."
             ) from error
         for file in self._local_files():
             if file.stat().st_size == 0:

@@ -85,7 +85,7 @@ def read_wandb(path: Path) -> tuple[dict[int, dict[str, float]], dict[str, Any],
         decode_error = importlib.import_module("google.protobuf.message").DecodeError
     except ImportError as error:
         raise ConfigurationError(
-            f"`{path}` is a W&B log and reading it needs the package `wandb`; install `flightning[wandb]`, "
+            f"`{path}` is a W&B log and reading it needs the package `wandb`; run `pip install wandb`, "
             "or give only folders with a `metrics.csv`."
         ) from error
     content = path.read_bytes()
