@@ -4,6 +4,9 @@ Callbacks and strategies know the two base contracts alone; only the command lin
 """
 
 import ast
+import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -27,6 +30,19 @@ CONTRACTS = {
 
 #: Heavy or optional packages: imported by the function that needs them, so that starting up stays quick.
 LAZY = {"matplotlib", "sklearn", "scipy", "wandb", "datasets", "torchvision", "pandas", "transformers", "pyarrow"}
+
+
+#: Distributions that are not called like their module.
+DISTRIBUTIONS = {
+    "PIL": "pillow",
+    "lightning_utilities": "lightning-utilities",
+    "sklearn": "scikit-learn",
+    "wandb_workspaces": "wandb-workspaces",
+    "yaml": "PyYAML",
+}
+
+#: What only its own users install; the message of its absence says so.
+OF_THE_USER = {"flwr_datasets", "google", "transformers"}
 
 
 def path_of(module):
@@ -124,6 +140,33 @@ def test_nets_know_no_federation(module):
 def test_heavy_packages_are_imported_where_they_are_needed(module):
     heavy = {name.split(".")[0] for name in imports_of(module, top_level_only=True)} & LAZY
     assert not heavy, f"`{module}` imports {heavy} at its top: import them inside the function that needs them"
+
+
+def test_each_package_that_is_imported_is_declared():
+    declared = set(re.findall(r'"([\w-]+)(?:\[\w+\])?>=', (ROOT.parent / "pyproject.toml").read_text()))
+    imported = {name.split(".")[0] for module in MODULES for name in imports_of(module)}
+    foreign = imported - sys.stdlib_module_names - OF_THE_USER - {"flightning"}
+    assert {DISTRIBUTIONS.get(name, name) for name in foreign} <= declared
+
+
+def test_names_at_the_top_are_imported_when_they_are_asked_for():
+    code = (
+        "import sys, flightning; assert 'torch' not in sys.modules; from flightning import Federation; "
+        "assert Federation.__module__ == 'flightning.callbacks.federation'"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT.parent, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("name", flightning.__all__)
+def test_names_at_the_top_exist(name):
+    assert name in dir(flightning)
+    assert getattr(flightning, name) is not None
+
+
+def test_a_name_that_is_not_at_the_top_is_no_attribute():
+    with pytest.raises(AttributeError, match="module `flightning` has no attribute `FedAvg`"):
+        flightning.FedAvg  # noqa: B018
 
 
 def test_the_test_sees_an_upward_arrow(tmp_path, monkeypatch):
