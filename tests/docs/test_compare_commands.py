@@ -25,7 +25,8 @@ def commands(verb):
             r"^```bash\n(.*?)^```$|`(flightning [^`]+)`", page.read_text(), re.MULTILINE | re.DOTALL
         ):
             for line in "".join(text).replace("\\\n", " ").splitlines() if text[0] else [text[1].replace("\n", " ")]:
-                if line.startswith(f"flightning {verb} ") and not re.search(r"\.\.\.|<|--help", line):
+                line = re.sub(r"^(\w+=\S+ )+", "", line)  # variables of the environment
+                if line.startswith(f"flightning {verb} ") and not re.search(r"\.\.\.|<|--help|\$", line):
                     found[line] = shlex.split(line)[2:]
     return [pytest.param(arguments, id=line) for line, arguments in found.items()]
 

@@ -4,9 +4,11 @@ import re
 import shlex
 import sys
 import types
+from importlib import import_module
 from pathlib import Path
 
 import pytest
+import yaml
 
 import flightning.algorithms
 from flightning.cli import main
@@ -16,7 +18,10 @@ PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.
 CONFIGS = sorted(path.stem for path in (ROOT / "flightning" / "configs").glob("*.yaml"))
 MODELS = sorted(n for n in flightning.algorithms.__all__ if not n.endswith("Mixin"))
 
-COMMAND = re.compile(r"^(?:\w+=\S+ )*(?:python -m |\S*/)?flightning fit (.+)$")
+#: Also with variables before it, and started by `srun` or `torchrun`.
+COMMAND = re.compile(
+    r"^(?:\w+=\S+ )*(?:srun |torchrun (?:--\S+ )*-m |python -m |\S*/)?flightning (fit|validate|test|predict) (.+)$"
+)
 LINK = re.compile(r"(?:!?\[[^\]]*\]\(|src=\")([^)\"\s]+)[)\"]")
 
 
@@ -36,7 +41,7 @@ def blocks(page, language):
 
 
 def commands():
-    """Page and arguments of every command line of a code block; one that only names a packaged config is left out."""
+    """Page, verb and arguments of every command line of a code block; one that only names a config is left out."""
     found = {}
     for page in PAGES:
         text = page.read_text().replace("\\\n", " ")
@@ -45,9 +50,14 @@ def commands():
         indented = "\n".join(re.findall(r"^ {4}(?=\S)(.*)$", outside, re.MULTILINE))
         for line in f"{fenced}\n{indented}".splitlines():
             match = COMMAND.match(line.strip().removeprefix("$ "))
-            if match and shlex.split(match[1], comments=True) not in ([["--config", c] for c in CONFIGS]):
-                found.setdefault(match[1], page)
-    return [pytest.param(page, shlex.split(text, comments=True), id=text) for text, page in found.items()]
+            if match and arguments_of(match[2]) not in ([["--config", c] for c in CONFIGS]):
+                found.setdefault((match[1], match[2]), page)
+    return [pytest.param(page, verb, arguments_of(text), id=f"{verb} {text}") for (verb, text), page in found.items()]
+
+
+def arguments_of(text):
+    """The words of a command line without variables of the shell, which may stand for nothing."""
+    return [word for word in shlex.split(text, comments=True) if not re.fullmatch(r"\$[A-Z]+", word)]
 
 
 def without_code(text):
@@ -61,10 +71,12 @@ def anchors(page):
     return {re.sub(r"[^\w\- ]", "", h.replace("`", "").lower()).strip().replace(" ", "-") for h in headings}
 
 
-def expect_parsed(arguments, capsys):
+def expect_parsed(arguments, capsys, verb="fit"):
     with pytest.raises(SystemExit) as stopped:
-        main(["fit", *arguments, "--print_config"])
-    assert stopped.value.code == 0, capsys.readouterr().err
+        main([verb, *arguments, "--print_config"])
+    shown = capsys.readouterr()
+    assert stopped.value.code == 0, shown.err
+    return shown.out
 
 
 @pytest.mark.parametrize("page", [p for p in PAGES if blocks(p, "python")], ids=name)
@@ -97,14 +109,39 @@ def test_packaged_config_says_where_it_comes_from(config):
     assert (ROOT / "flightning" / "configs" / f"{config}.yaml").read_text().startswith("# ")
 
 
-@pytest.mark.parametrize(("page", "arguments"), commands())
-def test_command_line_parses(page, arguments, tmp_path, monkeypatch, capsys):
+@pytest.mark.parametrize("config", CONFIGS)
+def test_packaged_config_is_in_the_table(config):
+    section = (ROOT / "docs" / "configuration.md").read_text().partition("## Packaged configurations")[2]
+    assert f"`{config}`" in section
+
+
+def test_packaged_grids_are_named():
+    section = (ROOT / "docs" / "configuration.md").read_text().partition("## Packaged configurations")[2]
+    grids = [path.stem for path in (ROOT / "flightning" / "configs" / "compare").glob("*.yaml")]
+    assert [grid for grid in grids if f"`{grid}`" not in section] == []
+
+
+@pytest.mark.parametrize(("page", "verb", "arguments"), commands())
+def test_command_line_parses(page, verb, arguments, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     write_files_of(page, arguments)
+    write_config_of_run(arguments, capsys)
     monkeypatch.syspath_prepend(tmp_path)
-    expect_parsed(arguments, capsys)
+    expect_parsed(arguments, capsys, verb)
     for module in tmp_path.glob("*.py"):
         sys.modules.pop(module.stem, None)
+
+
+def test_there_are_command_lines_of_all_verbs_but_predict():
+    assert {parameters.values[1] for parameters in commands()} == {"fit", "validate", "test"}
+
+
+def write_config_of_run(arguments, capsys):
+    """Write the configuration that a run has left, where a command line begins with it."""
+    for path in (Path(word) for word in arguments if word.startswith("runs/") and word.endswith("/config.yaml")):
+        config = yaml.safe_load(expect_parsed(["--config", "quickstart"], capsys))
+        path.parent.mkdir(parents=True)
+        path.write_text(yaml.safe_dump({k: v for k, v in config.items() if k not in ("run_folder", "budget")}))
 
 
 def write_files_of(page, arguments):
@@ -114,10 +151,42 @@ def write_files_of(page, arguments):
         if title:
             Path(title[1]).write_text(block)
     shown = blocks(page, "python")
-    for module, cls in (m.groups() for m in (re.fullmatch(r"([a-z]\w*)\.([A-Z]\w*)", a) for a in arguments) if m):
-        last = next((i for i, block in enumerate(shown) if f"class {cls}(" in block), None)
+    for module, made in (m.groups() for m in (re.fullmatch(r"([a-z]\w*)\.(\w+)", a) for a in arguments) if m):
+        last = next((i for i, block in enumerate(shown) if re.search(rf"^(class|def) {made}\(", block, re.M)), None)
         if last is not None:
             Path(f"{module}.py").write_text("\n".join(shown[: last + 1]))
+
+
+def test_readme_runs_in_order(tmp_path, monkeypatch):
+    # cut to few rounds: the first line goes on with the run of `make quickstart`; the last fetches its data
+    monkeypatch.chdir(tmp_path)
+    assert main(["fit", "--config", "quickstart", "--trainer.max_epochs", "1"]) == 0
+    (block,) = [b for b in blocks(ROOT / "README.md", "bash") if "--ckpt_path last" in b]
+    lines = [shlex.split(line)[1:] for line in block.splitlines()]
+    for rounds, line in zip((2, 1, 1, 1), lines[:-1], strict=True):
+        assert main([*line, "--trainer.max_epochs", str(rounds)]) == 0
+    assert "FashionMNIST" in lines[-1]
+    assert sorted(str(path.relative_to("runs")) for path in Path("runs").glob("*/version_*")) == [
+        "digits-fedavg/version_0",
+        "digits-fedavg/version_1",
+        "digits-fedprox/version_0",
+        "digits-scaffold/version_0",
+    ]
+
+
+API = re.split(r"^## ", (ROOT / "docs" / "api.md").read_text(), flags=re.MULTILINE)[1:]
+
+
+@pytest.mark.parametrize("section", API, ids=lambda section: section.split()[0])
+def test_public_names_are_in_the_api(section):
+    package = import_module(section.split()[0])
+    public = getattr(package, "__all__", None) or {path.stem for path in Path(package.__file__).parent.iterdir()}
+    assert sorted(n for n in public if f"`{n}`" not in section and n not in ("__init__", "__pycache__")) == []
+
+
+def test_all_packages_are_in_the_api():
+    packages = {path.parent.name for path in (ROOT / "flightning").glob("*/__init__.py")}
+    assert packages <= {section.split()[0].removeprefix("flightning.") for section in API}
 
 
 @pytest.mark.parametrize("page", ["README.md", "docs/algorithms/index.md"])
