@@ -157,7 +157,9 @@ class FederatedCLI(LightningCLI):
         else:
             self._find_last(self._runs(config))
             if config.get("logger") is None:
-                kwargs.update(logger=False, enable_checkpointing=False)
+                # Lightning refuses a `ModelCheckpoint`, such as that of the run, where there shall be none
+                own = any(isinstance(callback, ModelCheckpoint) for callback in _as_list(config.get("callbacks")))
+                kwargs.update(logger=False, enable_checkpointing=own)
         return super().instantiate_trainer(**kwargs)
 
     def _parse_ckpt_path(self) -> None:

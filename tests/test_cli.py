@@ -168,6 +168,18 @@ def test_validate_test_and_predict_the_last_run(capsys):
     assert len(list(run_of().parent.iterdir())) == 1
 
 
+@pytest.mark.parametrize("verb", ["validate", "test", "predict"])
+def test_the_checkpoint_that_a_callback_has_chosen_is_evaluated(verb):
+    chosen = {"monitor": "val/accuracy", "mode": "max", "filename": "best"}
+    choosing = [word for name, value in chosen.items() for word in (f"--trainer.callbacks.{name}", value)]
+    assert main([*ONE, "--trainer.callbacks", "ModelCheckpoint", *choosing]) == 0
+    folder = run_of()
+    before = sorted(Path().rglob("*"))
+    config, checkpoint = folder / "config.yaml", folder / "checkpoints" / "best.ckpt"
+    assert main([verb, "--config", str(config), "--ckpt_path", str(checkpoint)]) == 0
+    assert sorted(Path().rglob("*")) == before
+
+
 def test_print_config_shows_what_would_run(capsys):
     with pytest.raises(SystemExit) as left:
         main(["fit", "--config", "quickstart", "--print_config"])
