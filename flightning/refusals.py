@@ -61,6 +61,7 @@ def explain(
         lambda: _missing(message),
         lambda: _unknown_verb(message, verbs),
         lambda: _wrong_type(message),
+        lambda: _unknown_function(message),
         lambda: _unknown_class(message, classes),
     ]
     for rule in rules:
@@ -153,6 +154,15 @@ def _wrong_type(message: str) -> str | None:
         return f"{given} must be {' or '.join(expected)}."
     if any(t in _LISTS for t in types) and "dot import" not in message:
         return f"{given} must be a list, such as `[1, 2]`."
+    return None
+
+
+def _unknown_function(message: str) -> str | None:
+    if found := re.search(r"expects a function or a callable class: (.+?)\.? Got value: ([\w.]+\.\w+)", message):
+        return (
+            f"`{found[2]}` cannot be imported ({found[1]}): check the spelling, and that the folder of the module is "
+            "on the `PYTHONPATH`; `python -m flightning` also looks into the folder where you are."
+        )
     return None
 
 

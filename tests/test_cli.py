@@ -292,6 +292,7 @@ def test_an_option_of_a_rule_asks_for_the_rule(capsys, option, answer):
         ),
         (["--optimizer", "Adamm"], "`Adamm` is no class that flightning knows. Did you mean `Adam`"),
         (["--lr_scheduler", "StepLRR"], "`StepLRR` is no class that flightning knows. Did you mean `StepLR`"),
+        (["--model.net", "nosuch.net"], "`nosuch.net` cannot be imported (No module named 'nosuch'): check"),
         (["--model", "nosuch.Model"], "`nosuch.Model` cannot be imported (No module named 'nosuch')"),
         (["--model.mu", "1"], "there is no option `mu` here. Known names: `class_names`, `input_shape`, `net`, `num"),
         (["--model", "FedProx", "--model.nu", "1"], "there is no option `nu` here. Did you mean `mu`"),

@@ -447,7 +447,5 @@ def test_a_missing_file_is_named(tmp_path):
 
 def test_without_datasets_the_package_is_named(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "datasets", None)
-    with pytest.raises(
-        ConfigurationError, match=r"needs the package `datasets`.*pip install 'flightning\[huggingface\]'"
-    ):
+    with pytest.raises(ConfigurationError, match=r"needs the package `datasets`.*pip install -e '.\[huggingface\]'"):
         make(tmp_path, tmp_path).setup("fit")

@@ -160,11 +160,12 @@ def write_files_of(page, arguments):
 def test_readme_runs_in_order(tmp_path, monkeypatch):
     # cut to few rounds: the first line goes on with the run of `make quickstart`; the last fetches its data
     monkeypatch.chdir(tmp_path)
-    assert main(["fit", "--config", "quickstart", "--trainer.max_epochs", "1"]) == 0
+    short = ["--federation.local_epochs", "1", "--trainer.max_epochs"]
+    assert main(["fit", "--config", "quickstart", *short, "1"]) == 0
     (block,) = [b for b in blocks(ROOT / "README.md", "bash") if "--ckpt_path last" in b]
     lines = [shlex.split(line)[1:] for line in block.splitlines()]
     for rounds, line in zip((2, 1, 1, 1), lines[:-1], strict=True):
-        assert main([*line, "--trainer.max_epochs", str(rounds)]) == 0
+        assert main([*line, *short, str(rounds)]) == 0
     assert "FashionMNIST" in lines[-1]
     assert sorted(str(path.relative_to("runs")) for path in Path("runs").glob("*/version_*")) == [
         "digits-fedavg/version_0",

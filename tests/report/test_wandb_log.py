@@ -157,7 +157,7 @@ def test_missing_package_is_named(tmp_path, monkeypatch):
     path = tmp_path / "run-x.wandb"
     path.write_bytes(HEADER)
     monkeypatch.setitem(__import__("sys").modules, "wandb.proto", None)
-    with pytest.raises(ConfigurationError, match=r"is a W&B log and reading it needs the package `wandb`; install"):
+    with pytest.raises(ConfigurationError, match=r"is a W&B log and reading it needs the package `wandb`; run `pip"):
         read_run(path)
 
 
