@@ -216,7 +216,8 @@ class FederatedCLI(LightningCLI):
         return self._find_last(self._runs(config)) or self._new_folder(self._runs(config))
 
     def _new_folder(self, runs: Path) -> Path:
-        if rank_zero_only.rank:  # the folder of the first process is that of the run
+        # the folder of the first process is that of the run
+        if rank_zero_only.rank:  # type: ignore[attr-defined]
             return next_version(runs)
         self._claimed = claim_version(runs)
         return self._claimed
