@@ -270,3 +270,31 @@ def test_clients_are_evaluated_on_all_their_samples_in_stored_order():
 def test_streaming_without_a_round_engine_is_refused():
     with pytest.raises(ConfigurationError, match=r"no round engine asks for them: add `Federation\(\)`"):
         make().train_dataloader()
+
+
+# --- evaluation by several processes ----------------------------------------------------------------------------------
+
+
+def evaluated(loader):
+    return sum(len(targets) for _, targets in loader)
+
+
+def test_processes_share_an_evaluation_and_each_predicts_everything():
+    data = make(eval_batch_size=2)
+    parts = []
+    for rank in range(2):
+        data.evaluation_shard = (rank, 2)
+        loader = data.test_dataloader()
+        assert loader.is_shared
+        parts.append(evaluated(loader))
+        assert evaluated(data.predict_dataloader()) == 9
+        assert data.evaluation_shard == (rank, 2)
+    assert sum(parts) == 9
+
+
+def test_a_test_set_smaller_than_the_number_of_processes_is_not_shared():
+    data = make()
+    data.evaluation_shard = (1, 10)
+    loader = data.test_dataloader()
+    assert evaluated(loader) == 9
+    assert not loader.is_shared
