@@ -182,7 +182,7 @@ def test_sigterm_stops_all_processes(tmp_path, layout):
 
 
 @pytest.mark.parametrize("rank", [0, pytest.param(1, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("layout", [PAIR, DDP], ids=["client_parallel", "ddp"])
+@pytest.mark.parametrize("layout", [pytest.param(PAIR, marks=pytest.mark.slow), DDP], ids=["client_parallel", "ddp"])
 def test_sigterm_stops_a_client_in_the_midst_of_its_steps(tmp_path, layout, rank):
     federation = {"local_loop": "fused", "local_steps": 200_000}  # nobody waits for the end of a client
     process = start(tmp_path, pause=0, inside=True, federation=federation, **layout)
@@ -194,7 +194,7 @@ def test_sigterm_stops_a_client_in_the_midst_of_its_steps(tmp_path, layout, rank
     assert "Traceback" not in text
 
 
-@pytest.mark.parametrize("to_all", [False, True])
+@pytest.mark.parametrize("to_all", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_sigterm_ends_a_process_that_waits_in_an_exchange(tmp_path, to_all):
     process = start(tmp_path, pause=2, waiting=[1], **PAIR)
     pids = [ready(tmp_path, process, rank) for rank in range(2)]
